@@ -1,0 +1,1 @@
+"""Cost accounting, by formula."""

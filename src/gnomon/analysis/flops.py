@@ -1,0 +1,209 @@
+"""What a model costs, by formula: parameters, floating-point operations and memory. Imports no torch.
+
+Source: TokenFormer (arXiv 2410.23168), its comparison of training costs. A multiplication with its addition
+counts as two operations. Norms, activation functions, rotations and the softmax, all linear in the width, are
+left out, as in the paper and in torch's own counter.
+"""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from gnomon.models.sizes import layer_tokens, resolve
+
+NORM_PARAMETERS = {"layer": 2, "layer_plain": 0, "rms": 1}
+"""Learned numbers per channel of each norm."""
+
+BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+"""Bytes a number takes."""
+
+
+@dataclass(frozen=True)
+class ParameterCounts:
+    """How many numbers a model learns, by kind; a tied head is counted once, as the embedding.
+
+    `attention` and `feed_forward` hold weights and parameter tokens alone: all that a forward pass multiplies
+    with, but for the head.
+    """
+
+    embedding: int
+    attention: int
+    feed_forward: int
+    norms: int
+    biases: int
+    score_scales: int
+    head: int
+
+    @property
+    def non_embedding(self) -> int:
+        """The paper's N: 2 L d (n_query + n_key + n_value + n_output + n_feed_forward) for a TokenFormer."""
+        return self.attention + self.feed_forward
+
+    @property
+    def total(self) -> int:
+        """Everything that is learned."""
+        return sum(asdict(self).values())
+
+    def to_dict(self) -> dict[str, int]:
+        """The counts by name, with `non_embedding` and `total`."""
+        return {**asdict(self), "non_embedding": self.non_embedding, "total": self.total}
+
+
+@dataclass(frozen=True)
+class MemoryBytes:
+    """Bytes that a model's state takes; its activations, which depend on the kernels, are left out."""
+
+    weights: int
+    gradients: int
+    optimizer: int
+    cache: int
+
+    @property
+    def training(self) -> int:
+        """Weights, gradients and AdamW's moments."""
+        return self.weights + self.gradients + self.optimizer
+
+    @property
+    def inference(self) -> int:
+        """Weights and the key-value cache."""
+        return self.weights + self.cache
+
+    def to_dict(self) -> dict[str, int]:
+        """The bytes by name, with `training` and `inference`."""
+        return {**asdict(self), "training": self.training, "inference": self.inference}
+
+
+@dataclass(frozen=True)
+class _Projection:
+    """One projection's numbers: weights (or parameter tokens), biases and score scales."""
+
+    weights: int
+    biases: int
+    score_scales: int
+
+
+def _project(fields: Mapping[str, Any], in_size: int, out_size: int, num_tokens: int) -> _Projection:
+    """A projection of the attention: `num_tokens` (in_size + out_size) parameter tokens, or a matrix."""
+    if fields["projection"] == "pattention":
+        return _Projection(num_tokens * (in_size + out_size), 0, _score_scales(fields))
+    return _Projection(in_size * out_size, out_size if fields["use_bias"] else 0, 0)
+
+
+def _feed_forward(fields: Mapping[str, Any], num_tokens: int) -> _Projection:
+    """A feed-forward: one Pattention, or two matrices (three when gated)."""
+    width, inner = fields["hidden_size"], fields["intermediate_size"]
+    if fields["feed_forward"] == "pattention":
+        return _Projection(num_tokens * 2 * width, 0, _score_scales(fields))
+    inner_matrices = 2 if fields["feed_forward"] == "glu" else 1
+    biases = inner_matrices * inner + width if fields["use_bias"] else 0
+    return _Projection((inner_matrices + 1) * width * inner, biases, 0)
+
+
+def _score_scales(fields: Mapping[str, Any]) -> int:
+    """A score scale is state, not a parameter, until it is learned; the score `gelu` has none."""
+    return int(fields["learn_score_scale"] and fields["score"] != "gelu")
+
+
+def count_parameters(fields: Mapping[str, Any]) -> ParameterCounts:
+    """Count a language model's parameters from its configuration.
+
+    Args:
+        fields: A preset's fields, or those of a checkpoint's `config.json`; defaults are filled in.
+
+    Returns:
+        The counts by kind.
+
+    >>> from gnomon.models.presets import PRESETS
+    >>> count_parameters(PRESETS["tokenformer-150m"]).total
+    151881216
+    """
+    fields = resolve(fields)
+    width, num_layers = fields["hidden_size"], fields["num_hidden_layers"]
+    query_size = fields["num_attention_heads"] * fields["head_dim"]
+    key_size = fields["num_key_value_heads"] * fields["head_dim"]
+    attention: list[_Projection] = []
+    feed_forward: list[_Projection] = []
+    for layer in range(num_layers):
+        tokens = layer_tokens(fields, layer)
+        attention += [
+            _project(fields, width, query_size, tokens["query"]),
+            _project(fields, width, key_size, tokens["key"]),
+            _project(fields, width, key_size, tokens["value"]),
+            _project(fields, query_size, width, tokens["output"]),
+        ]
+        feed_forward.append(_feed_forward(fields, tokens["feed_forward"]))
+    table = fields["vocab_size"] * width
+    per_channel = 2 * num_layers * NORM_PARAMETERS[fields["norm"]] + NORM_PARAMETERS[fields["final_norm"]]
+    return ParameterCounts(
+        embedding=table,
+        attention=sum(part.weights for part in attention),
+        feed_forward=sum(part.weights for part in feed_forward),
+        norms=width * per_channel,
+        biases=sum(part.biases for part in attention + feed_forward),
+        score_scales=sum(part.score_scales for part in attention + feed_forward),
+        head=0 if fields["tie_word_embeddings"] else table,
+    )
+
+
+def token_attention_flops(fields: Mapping[str, Any], sequence_length: int) -> int:
+    """Operations of token-token attention over one sequence: 4 L d T^2, the part that growth leaves alone.
+
+    Args:
+        fields: As for `count_parameters`.
+        sequence_length: T, in tokens. A causal mask is counted in full, as the paper and torch's counter do.
+    """
+    fields = resolve(fields)
+    width = fields["num_attention_heads"] * fields["head_dim"]
+    return 4 * fields["num_hidden_layers"] * width * sequence_length**2
+
+
+def forward_flops_per_token(fields: Mapping[str, Any], sequence_length: int) -> int:
+    """Operations of a forward pass, per token: 2 (N + V d) + 4 L d T.
+
+    Differs: the paper's headline figures leave the output head, V d, out.
+
+    Args:
+        fields: As for `count_parameters`.
+        sequence_length: T, the tokens of one sequence.
+    """
+    fields = resolve(fields)
+    head = fields["vocab_size"] * fields["hidden_size"]
+    products = 2 * (count_parameters(fields).non_embedding + head)
+    return products + token_attention_flops(fields, sequence_length) // sequence_length
+
+
+def training_flops(fields: Mapping[str, Any], tokens: int, sequence_length: int) -> int:
+    """Operations of training on `tokens` tokens: a backward pass costs two forward passes.
+
+    Args:
+        fields: As for `count_parameters`.
+        tokens: All tokens that training sees, repeats included.
+        sequence_length: T, the tokens of one sequence.
+    """
+    return 3 * tokens * forward_flops_per_token(fields, sequence_length)
+
+
+def memory_bytes(
+    fields: Mapping[str, Any], sequence_length: int, batch_size: int = 1, dtype: str = "float32"
+) -> MemoryBytes:
+    """Memory of a model's state: weights, gradients, AdamW's two moments, and the key-value cache.
+
+    Args:
+        fields: As for `count_parameters`.
+        sequence_length: Tokens that the cache holds per row.
+        batch_size: Rows that the cache holds.
+        dtype: Of weights and cache: float32, bfloat16 or float16. In training, mixed precision keeps weights,
+            gradients and moments in float32; this counts the gradients and moments so.
+
+    Raises:
+        ValueError: The dtype is none of these.
+    """
+    if dtype not in BYTES:
+        raise ValueError(f"dtype must be one of {', '.join(BYTES)}, not {dtype!r}.")
+    fields = resolve(fields)
+    total = count_parameters(fields).total
+    key_size = fields["num_key_value_heads"] * fields["head_dim"]
+    cached = 2 * fields["num_hidden_layers"] * key_size * sequence_length * batch_size
+    return MemoryBytes(
+        weights=total * BYTES[dtype], gradients=total * 4, optimizer=total * 8, cache=cached * BYTES[dtype]
+    )

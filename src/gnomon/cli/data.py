@@ -1,0 +1,79 @@
+"""`gnomon data`: the data sets that recipes can name."""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from gnomon.cli.outputs import print_json, print_table
+
+app = typer.Typer(help="List the data sets that a recipe can name, or fetch one.")
+
+
+@app.callback(invoke_without_command=True)
+def overview(context: typer.Context) -> None:
+    """List the data sets that a recipe can name, or fetch one."""
+    if context.invoked_subcommand is None:
+        list_data(as_json=False)
+
+
+@app.command("list")
+def list_data(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
+    """List the data sets, their sizes, licenses and origins.
+
+    Example: gnomon data list --json
+    """
+    from gnomon.data.catalog import DATASETS
+    from gnomon.data.fetch import is_available
+
+    if as_json:
+        print_json(
+            [
+                {
+                    "name": name,
+                    "title": dataset.title,
+                    "license": dataset.license,
+                    "origin": dataset.origin,
+                    "package": dataset.package,
+                    "download_bytes": dataset.download_bytes,
+                    "documents": dataset.num_documents,
+                    "characters": dataset.num_characters,
+                    "held_out": list(dataset.held_out),
+                    "available": is_available(name),
+                }
+                for name, dataset in DATASETS.items()
+            ]
+        )
+        return
+    print_table(
+        "Name one in a recipe as data.name",
+        ["data set", "what it is", "characters", "here", "license"],
+        [
+            [
+                name,
+                dataset.title,
+                dataset.num_characters,
+                "yes" if is_available(name) else "no",
+                dataset.license,
+            ]
+            for name, dataset in DATASETS.items()
+        ],
+    )
+
+
+@app.command("fetch")
+def fetch_data(
+    name: Annotated[str, typer.Argument(help="A data set of `gnomon data list`.")],
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", help="Where to put it; $GNOMON_DATA or ~/.cache/gnomon if left out."),
+    ] = None,
+) -> None:
+    """Fetch a data set, saying first what is downloaded, from where, how large, and under which license.
+
+    Example: gnomon data fetch shakespeare-complete
+    """
+    from gnomon.data.fetch import fetch
+
+    print(fetch(name, folder=output, announce=lambda sentence: print(sentence, file=sys.stderr, flush=True)))

@@ -1,0 +1,90 @@
+"""`gnomon info`: what a model costs, by formula, without importing torch."""
+
+import difflib
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from gnomon.cli.outputs import print_json, print_table, readable_bytes
+
+
+def info(
+    model: Annotated[str, typer.Argument(metavar="CHECKPOINT|PRESET", help="A checkpoint's folder, or a preset.")],
+    sequence_length: Annotated[
+        int, typer.Option(min=1, help="Tokens in a sequence, for costs that grow with it.")
+    ] = 1024,
+    batch_size: Annotated[int, typer.Option(min=1, help="Rows in the key-value cache.")] = 1,
+    dtype: Annotated[str, typer.Option(help="Of weights and cache: float32, bfloat16, float16.")] = "float32",
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Show a model's parameters, operations and memory, by formula.
+
+    Examples:
+
+    gnomon info tokenformer-150m
+
+    gnomon info runs/shakespeare/model --sequence-length 128 --json
+    """
+    from gnomon.analysis import flops
+
+    fields = read_fields(model)
+    counts = flops.count_parameters(fields)
+    forward = flops.forward_flops_per_token(fields, sequence_length)
+    attention = flops.token_attention_flops(fields, sequence_length)
+    memory = flops.memory_bytes(fields, sequence_length, batch_size, dtype)
+    if as_json:
+        print_json(
+            {
+                "model": model,
+                "sequence_length": sequence_length,
+                "batch_size": batch_size,
+                "dtype": dtype,
+                "parameters": counts.to_dict(),
+                "flops": {
+                    "forward_per_token": forward,
+                    "training_per_token": flops.training_flops(fields, 1, sequence_length),
+                    "token_attention_per_sequence": attention,
+                },
+                "memory_bytes": memory.to_dict(),
+            }
+        )
+        return
+    print_table(model, ["parameters", "count"], [[name.replace("_", " "), n] for name, n in counts.to_dict().items()])
+    print_table(
+        f"\nper token, in sequences of {sequence_length:,}",
+        ["operations", "FLOPs"],
+        [
+            ["forward", forward],
+            ["of which token-token attention", attention // sequence_length],
+            ["training", flops.training_flops(fields, 1, sequence_length)],
+        ],
+    )
+    print_table(
+        f"\nwithout activations; weights in {dtype}, cache of {batch_size:,} x {sequence_length:,} tokens",
+        ["memory", "size"],
+        [[name, readable_bytes(size)] for name, size in memory.to_dict().items()],
+    )
+
+
+def read_fields(model: str) -> dict[str, Any]:
+    """The configuration of a preset or of a checkpoint's folder.
+
+    Raises:
+        ValueError: It is neither, or its configuration is not gnomon's.
+    """
+    from gnomon.models.presets import PRESETS
+
+    if model in PRESETS:
+        return dict(PRESETS[model])
+    path = Path(model) / "config.json" if Path(model).is_dir() else Path(model)
+    if not path.is_file():
+        close = difflib.get_close_matches(model, PRESETS, n=1)
+        hint = f"did you mean {close[0]}?" if close else f"the presets are {', '.join(PRESETS)}."
+        raise ValueError(f"{model!r} is neither a preset nor a checkpoint's folder (one with a config.json): {hint}")
+    fields = json.loads(path.read_text(encoding="utf-8"))
+    if not isinstance(fields, dict) or fields.get("model_type") != "gnomon":
+        kind = fields.get("model_type") if isinstance(fields, dict) else type(fields).__name__
+        raise ValueError(f"{path} describes a model of type {kind!r}, not 'gnomon': convert the checkpoint first.")
+    return fields

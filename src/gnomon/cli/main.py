@@ -1,0 +1,46 @@
+"""The command `gnomon`. Nothing heavy is imported before a command runs, so that `--help` answers at once."""
+
+import sys
+from importlib.metadata import version
+from typing import Annotated
+
+import typer
+
+from gnomon.cli import convert, data, demo, evaluate, generate, info, recipes, sweep, train
+from gnomon.cli.errors import one_sentence
+
+app = typer.Typer(
+    name="gnomon",
+    help="Train Transformers whose parameters are tokens, and make them larger without starting again.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+@app.callback(epilog="Begin with: gnomon demo")
+def options(
+    show_version: Annotated[bool, typer.Option("--version", help="Show the version and exit.")] = False,
+) -> None:
+    """Train Transformers whose parameters are tokens, and make them larger without starting again."""
+    if show_version:
+        print(f"gnomon {version('gnomon')}")
+        raise typer.Exit
+
+
+app.command()(demo.demo)
+app.command()(train.train)
+app.command()(sweep.sweep)
+app.command()(evaluate.evaluate)
+app.command()(generate.generate)
+app.command()(info.info)
+app.command()(convert.convert)
+app.add_typer(recipes.app, name="recipes")
+app.add_typer(data.app, name="data")
+
+
+def main() -> None:
+    """Run one command; exit with 2 for bad input, 130 or 143 for an interrupt, 1 for our own faults."""
+    with one_sentence():
+        sys.exit(app(standalone_mode=False) or 0)

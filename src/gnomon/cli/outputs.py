@@ -1,0 +1,51 @@
+"""What commands print: tables, JSON, sizes; and the refusal to write over anything."""
+
+import json
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+
+def refuse_existing(output: Path) -> None:
+    """Refuse an output that exists, before any work is done.
+
+    Raises:
+        FileExistsError: There is a file or a folder of this name.
+    """
+    if os.path.lexists(output):
+        raise FileExistsError(f"the output {output} exists: remove it, or name another output.")
+
+
+def print_json(payload: Mapping[str, Any] | list[Any]) -> None:
+    """Print one JSON document on stdout."""
+    print(json.dumps(payload, indent=2, ensure_ascii=False))
+
+
+def print_table(title: str, columns: Iterable[str], rows: Iterable[Iterable[object]]) -> None:
+    """Print a table; all columns but the first are aligned to the right when they hold numbers."""
+    from rich.console import Console
+    from rich.table import Table
+
+    body = [list(row) for row in rows]
+    table = Table(title=title, title_justify="left", box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for index, column in enumerate(columns):
+        is_number = bool(body) and all(isinstance(row[index], int | float) for row in body)
+        table.add_column(column, justify="right" if is_number else "left", overflow="fold")
+    for row in body:
+        table.add_row(*(f"{cell:,}" if isinstance(cell, int) else str(cell) for cell in row))
+    Console(highlight=False).print(table)
+
+
+def readable_bytes(number: int) -> str:
+    """A size in decimal units.
+
+    >>> readable_bytes(607524864)
+    '607.5 MB'
+    """
+    size = float(number)
+    for unit in ("B", "kB", "MB", "GB", "TB"):
+        if size < 1000 or unit == "TB":
+            break
+        size /= 1000
+    return f"{size:.0f} B" if unit == "B" else f"{size:.1f} {unit}"

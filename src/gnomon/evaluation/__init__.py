@@ -1,0 +1,1 @@
+"""Metrics with their units, and the floors to compare them with."""

@@ -1,0 +1,159 @@
+"""The fields of a model's configuration: defaults, what follows from what, and token counts, without torch.
+
+`GnomonConfig` is these fields with types and checks; the cost accounting and `gnomon info` read them from a plain
+mapping, so that neither has to import torch.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+DEFAULTS: dict[str, Any] = {
+    "vocab_size": 50304,
+    "hidden_size": 768,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 12,
+    "num_key_value_heads": None,
+    "head_dim": None,
+    "intermediate_size": None,
+    "hidden_act": "gelu",
+    "projection": "pattention",
+    "feed_forward": None,
+    "num_attention_tokens": None,
+    "num_output_tokens": None,
+    "num_feed_forward_tokens": None,
+    "score": "l2_norm_gelu",
+    "learn_score_scale": False,
+    "norm_placement": "pre",
+    "norm": None,
+    "final_norm": None,
+    "norm_eps": 1e-5,
+    "initialization": None,
+    "initializer_range": 0.02,
+    "positions": "rotary",
+    "rope_parameters": None,
+    "max_position_embeddings": 2048,
+    "use_bias": False,
+    "tie_word_embeddings": True,
+    "hidden_dropout": 0.0,
+    "attention_dropout": 0.0,
+    "use_cache": True,
+    "is_decoder": None,
+    "bos_token_id": None,
+    "eos_token_id": None,
+    "pad_token_id": None,
+}
+"""The default of every field; None means that it follows from others (see `resolve`)."""
+
+ROPE_DEFAULTS = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.25}
+
+ATTENTION_SITES = ("query", "key", "value")
+SITES = (*ATTENTION_SITES, "output", "feed_forward")
+"""Where a layer can have parameter tokens."""
+
+TOKEN_FIELDS = ("num_attention_tokens", "num_output_tokens", "num_feed_forward_tokens")
+
+TokenCount = int | dict[str, int]
+"""One count for all three of query, key and value, or one each."""
+
+
+def resolve(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Fill every field of a configuration that follows from others.
+
+    Args:
+        fields: some or all fields; those that are no field of a model (a checkpoint's `architectures`, ...) are kept.
+
+    Returns:
+        A new mapping with every field of `DEFAULTS` decided.
+    """
+    full = {**DEFAULTS, **fields}
+    heads, width = full["num_attention_heads"], full["hidden_size"]
+    pattention = full["projection"] == "pattention"
+
+    def default(name: str, value: Any) -> None:
+        if full[name] is None:
+            full[name] = value
+
+    default("num_key_value_heads", heads)
+    default("head_dim", width // heads if heads else None)
+    default("feed_forward", "pattention" if pattention else "mlp")
+    default("norm", "layer_plain" if pattention else "layer")
+    default("final_norm", "layer" if full["norm"] == "layer_plain" else full["norm"])
+    default("initialization", "tokenformer" if pattention else "normal")
+    if pattention:
+        default("num_attention_tokens", width)
+        default("num_output_tokens", width)
+    if full["feed_forward"] == "pattention":
+        default("num_feed_forward_tokens", 4 * width)
+    else:
+        default("intermediate_size", 4 * width)
+    if full["positions"] == "rotary":
+        full["rope_parameters"] = {**ROPE_DEFAULTS, **(full["rope_parameters"] or {})}
+    return full
+
+
+def layer_tokens(fields: Mapping[str, Any], layer: int) -> dict[str, int]:
+    """The parameter tokens of one layer, zero where a site is linear.
+
+    Args:
+        fields: resolved fields.
+        layer: its index.
+
+    Returns:
+        A count for each of `SITES`.
+    """
+
+    def entry(name: str) -> TokenCount:
+        value = fields[name]
+        count: TokenCount = value[layer] if isinstance(value, list | tuple) else value
+        return count
+
+    counts = dict.fromkeys(SITES, 0)
+    if fields["projection"] == "pattention":
+        attention = entry("num_attention_tokens")
+        for site in ATTENTION_SITES:
+            counts[site] = attention[site] if isinstance(attention, dict) else attention
+        output = entry("num_output_tokens")
+        counts["output"] = output  # type: ignore[assignment]  # checked to be an int
+    if fields["feed_forward"] == "pattention":
+        counts["feed_forward"] = entry("num_feed_forward_tokens")  # type: ignore[assignment]
+    return counts
+
+
+def compact(counts: list[TokenCount]) -> TokenCount | list[TokenCount]:
+    """The shortest form of one count a layer: a single one where all layers agree.
+
+    Args:
+        counts: one entry a layer.
+
+    Returns:
+        The value to write into a token field.
+    """
+    shortened = [
+        next(iter(count.values())) if isinstance(count, dict) and len(set(count.values())) == 1 else count
+        for count in counts
+    ]
+    return shortened[0] if all(count == shortened[0] for count in shortened) else shortened
+
+
+def check_tokens(name: str, value: Any, num_layers: int) -> None:
+    """Refuse a token field that is not a count, a mapping of counts, or a list with one of these a layer.
+
+    Args:
+        name: the field, one of `TOKEN_FIELDS`.
+        value: what it holds.
+        num_layers: of the model.
+
+    Raises:
+        ValueError: naming the field, the rule and the value.
+    """
+    entries = value if isinstance(value, list | tuple) else [value]
+    if isinstance(value, list | tuple) and len(value) != num_layers:
+        raise ValueError(f"{name} as a list needs one entry for each of the {num_layers} layers; got {len(value)}")
+    for entry in entries:
+        counts = [entry]
+        if isinstance(entry, dict) and name == "num_attention_tokens":
+            if set(entry) != set(ATTENTION_SITES):
+                raise ValueError(f"{name} as a mapping needs exactly the keys query, key and value; got {entry}")
+            counts = list(entry.values())
+        if any(not isinstance(count, int) or isinstance(count, bool) or count < 1 for count in counts):
+            raise ValueError(f"{name} takes whole numbers of at least 1; got {entry!r}")

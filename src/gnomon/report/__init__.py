@@ -1,0 +1,1 @@
+"""Tables, figures, and a run with its figures."""

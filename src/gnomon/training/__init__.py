@@ -1,0 +1,1 @@
+"""Recipes, runs and sweeps."""

@@ -1,0 +1,170 @@
+"""What a recipe may say: its keys, their types, ranges, meanings and defaults."""
+
+import math
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+from typing_extensions import Self
+
+PositiveInt = Annotated[int, Field(gt=0)]
+Count = Annotated[int, Field(ge=0)]
+PositiveNumber = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Fraction = Annotated[float, Field(ge=0, le=1)]
+Decay = Annotated[float, Field(ge=0, lt=1)]
+
+
+class Options(BaseModel):
+    """A block of a recipe: unknown keys are refused, and a text never becomes a number."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, validate_default=False)
+
+
+class TokenizerOptions(Options):
+    """How text becomes ids: a tokenizer that the run trains, or a folder that holds one."""
+
+    kind: Literal["byte", "char", "bpe"] | None = Field(None, description="The kind of tokenizer to train.")
+    vocab_size: PositiveInt | None = Field(None, description="Entries of a bpe vocabulary.")
+    folder: str | None = Field(None, description="A folder with a tokenizer, instead of training one.")
+
+    @model_validator(mode="after")
+    def _one_origin(self) -> Self:
+        """Exactly one of `kind` and `folder`, and a vocabulary size for bpe alone."""
+        if (self.kind is None) == (self.folder is None):
+            state = "names neither kind nor folder" if self.kind is None else "names both kind and folder"
+            raise ValueError(f"{state}; keep exactly one, for example kind: char")
+        if self.kind == "bpe" and self.vocab_size is None:
+            raise ValueError("of kind bpe needs a vocab_size; add for example vocab_size: 8000")
+        if self.kind != "bpe" and self.vocab_size is not None:
+            raise ValueError(f"has vocab_size {self.vocab_size}, which only kind: bpe can use; remove it")
+        return self
+
+
+class DataOptions(Options):
+    """The text to train on and to hold out."""
+
+    name: str | None = Field(None, description="A data set that gnomon knows; `gnomon data list` shows them.")
+    source: str | None = Field(None, description="A file, a folder, or a data set's name on the hub.")
+    column: str = Field("text", description="The column that holds the text.")
+    validation: str | None = Field(
+        None, description="What is held out: a file or folder, or the name of a hub data set's split."
+    )
+    validation_percent: Annotated[float, Field(gt=0, lt=100)] | None = Field(
+        None, description="How much of a source is held out where validation is not given; null: 10."
+    )
+    split: str | None = Field(None, description="The split of a hub data set to train on; null: train.")
+    subset: str | None = Field(None, description="A hub data set's configuration, where it has several.")
+    sequence_length: Annotated[int, Field(ge=2)] = Field(description="Tokens predicted in one sequence.")
+
+    @model_validator(mode="after")
+    def _one_origin(self) -> Self:
+        """Exactly one of `name` and `source`."""
+        if (self.name is None) == (self.source is None):
+            state = "names neither name nor source" if self.name is None else "names both name and source"
+            raise ValueError(f"{state}; keep exactly one, for example name: shakespeare")
+        return self
+
+
+class TrainingOptions(Options):
+    """One stage's optimisation. A step is one change of the weights."""
+
+    max_steps: PositiveInt | None = Field(None, description="Steps of the stage.")
+    epochs: PositiveNumber | None = Field(None, description="Passes over the data, instead of max_steps.")
+    learning_rate: PositiveNumber = Field(6e-4, description="The schedule's peak.")
+    batch_size: PositiveInt = Field(32, description="Sequences in one forward pass.")
+    gradient_accumulation_steps: PositiveInt = Field(
+        1, description="Forward passes in one step; a step sees batch_size times as many sequences."
+    )
+    warmup_steps: Count | None = Field(None, description="Steps of linear rise; unset, 1% of the stage.")
+    schedule: Literal["cosine", "linear", "constant"] = Field(
+        "cosine", description="The learning rate's course after the warm-up."
+    )
+    minimum_learning_rate_ratio: Fraction = Field(0.0, description="Where the course ends, over the peak.")
+    weight_decay: Annotated[float, Field(ge=0, allow_inf_nan=False)] = Field(
+        0.1, description="Decoupled decay of everything but norms, biases and score scales."
+    )
+    beta1: Decay = Field(0.9, description="AdamW's decay of the mean of the gradients.")
+    beta2: Decay = Field(0.95, description="AdamW's decay of the mean of their squares.")
+    epsilon: PositiveNumber = Field(1e-8, description="AdamW's addition to the denominator.")
+    max_grad_norm: PositiveNumber | None = Field(
+        1.0, description="Longer gradients are scaled down to this norm; null: never."
+    )
+    precision: Literal["float32", "bfloat16", "float16"] = Field(
+        "float32", description="Of the products; weights and moments stay in float32."
+    )
+    gradient_checkpointing: bool = Field(False, description="Compute activations twice instead of keeping.")
+    evaluate_every: PositiveInt | None = Field(None, description="Steps between evaluations; null: at the end.")
+    evaluation_sequences: PositiveInt | None = Field(
+        None, description="Held-out sequences an evaluation reads; null: all. The last one always reads all."
+    )
+    evaluation_batch_size: PositiveInt | None = Field(None, description="Null: batch_size.")
+    save_every: PositiveInt | None = Field(None, description="Steps between checkpoints; null: at the end.")
+    keep_checkpoints: PositiveInt = Field(2, description="Checkpoints of a stage that stay on disk.")
+    log_every: PositiveInt = Field(10, description="Steps between the rows of metrics.jsonl.")
+    workers: Count = Field(0, description="Processes that prepare batches; 0: none but the run's own.")
+    divergence_steps: Count = Field(
+        50, description="Steps in a row that a loss may stay above its start before the run stops; 0: any."
+    )
+
+    @model_validator(mode="after")
+    def _one_length(self) -> Self:
+        """Exactly one of `max_steps` and `epochs`, and a warm-up that ends before the stage."""
+        if (self.max_steps is None) == (self.epochs is None):
+            state = "names neither max_steps nor epochs" if self.epochs is None else "has both max_steps and epochs"
+            raise ValueError(f"{state}; keep exactly one, for example max_steps: 1000")
+        if self.max_steps is not None and self.warmup_steps is not None and self.warmup_steps >= self.max_steps:
+            raise ValueError(
+                f"has warmup_steps {self.warmup_steps}, which must be below max_steps {self.max_steps}; "
+                "lower warmup_steps"
+            )
+        return self
+
+    def resolved_warmup_steps(self, max_steps: int) -> int:
+        """The warm-up's length in a stage of so many steps: 1% where the recipe is silent, below 10 steps none."""
+        if self.warmup_steps is None:
+            return math.ceil(max_steps / 100) if max_steps >= 10 else 0
+        return min(self.warmup_steps, max_steps - 1)
+
+
+class StageOptions(Options):
+    """One stage: a fresh schedule over its own data or the recipe's."""
+
+    data: DataOptions | None = Field(None, description="The stage's data, where they are not the recipe's.")
+    training: TrainingOptions
+
+
+class Recipe(Options):
+    """A whole recipe: what is trained, on what, and how.
+
+    >>> Recipe(
+    ...     model={"preset": "tokenformer-tiny"},
+    ...     data=DataOptions(name="shakespeare", sequence_length=64),
+    ...     stages=[StageOptions(training=TrainingOptions(max_steps=9))],
+    ... ).stages[0].training.learning_rate
+    0.0006
+    """
+
+    model: dict[str, Any] = Field(
+        description="{preset: NAME} with any configuration fields to change, or fields alone, or {checkpoint: DIR}."
+    )
+    tokenizer: TokenizerOptions | None = Field(None, description="Unset: the checkpoint's own.")
+    data: DataOptions
+    seed: Annotated[int, Field(ge=0, lt=2**31)] = Field(0, description="Of weights, data order and dropout.")
+    stages: list[StageOptions] = Field(min_length=1, description="Run one after another.")
+
+    def stage_data(self, stage: int) -> DataOptions:
+        """The data of a stage: its own, or the recipe's."""
+        return self.stages[stage].data or self.data
+
+    def to_dict(self) -> dict[str, Any]:
+        """The recipe with every default written out, as plain mappings and lists."""
+        return {
+            "model": self.model,
+            "tokenizer": self.tokenizer and self.tokenizer.model_dump(exclude_none=True),
+            "data": self.data.model_dump(exclude_none=True),
+            "seed": self.seed,
+            "stages": [
+                ({"data": stage.data.model_dump()} if stage.data else {})
+                | {"training": stage.training.model_dump()}
+                for stage in self.stages
+            ],
+        }

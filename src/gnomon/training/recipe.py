@@ -1,0 +1,192 @@
+"""Recipes: found by file or by name, changed by overrides, checked before anything is written."""
+
+import difflib
+from collections.abc import Mapping, Sequence
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from gnomon.models.presets import PRESETS
+from gnomon.models.sizes import DEFAULTS
+from gnomon.training.options import Recipe
+from gnomon.training.problems import finish, first_problem, suggestion
+from gnomon.training.text import apply_overrides, dump_yaml, parse_yaml
+
+_RIVALS = {"max_steps": "epochs", "epochs": "max_steps", "name": "source", "source": "name"}
+"""A key that takes another's place, so that the other is not inherited beside it."""
+
+
+def load_recipe(recipe: Recipe | Mapping[str, Any] | str | Path, overrides: Sequence[str] = ()) -> Recipe:
+    """Read a recipe, change it, and check it: keys, types, ranges, and the model's configuration.
+
+    A stage inherits the training values of the stage before it, and its data complete the recipe's.
+
+    Args:
+        recipe: A YAML file, the name of a packaged recipe, a mapping, or a loaded recipe.
+        overrides: Changes `dotted.key=value`; numbers index lists, and the value is YAML.
+
+    Returns:
+        The recipe with every default in place.
+
+    Raises:
+        FileNotFoundError: There is no such file and no such packaged recipe.
+        ValueError: The recipe is not YAML, has an unknown key, or a value of the wrong type or size.
+
+    >>> load_recipe("demo", ["stages.0.training.max_steps=5"]).stages[0].training.max_steps
+    5
+    """
+    if isinstance(recipe, Recipe):
+        written: Any = recipe.to_dict()
+    elif isinstance(recipe, Mapping):
+        written = recipe
+    else:
+        written = parse_yaml(recipe_path(recipe).read_text(encoding="utf-8"), str(recipe))
+    if not isinstance(written, Mapping):
+        raise ValueError(
+            f"a recipe must be a mapping with the keys {', '.join(Recipe.model_fields)}, "
+            f"but {_name(recipe)} holds {written!r:.60}; see `gnomon recipes list`."
+        )
+    try:
+        checked = Recipe.model_validate(_inherit(apply_overrides(written, overrides)))
+    except ValidationError as error:
+        raise ValueError(first_problem(error)) from None
+    if checked.tokenizer is None and "checkpoint" not in checked.model:
+        raise ValueError("tokenizer is missing; add it, for example tokenizer: {kind: byte}.")
+    check_model(checked.model)
+    return checked
+
+
+def to_yaml(recipe: Recipe) -> str:
+    """Write the recipe out in full, so that `load_recipe` reads it back equal."""
+    return dump_yaml(recipe.to_dict())
+
+
+def recipe_names() -> list[str]:
+    """The names of the packaged recipes."""
+    folder = resources.files("gnomon.recipes")
+    return sorted(Path(file.name).stem for file in folder.iterdir() if file.name.endswith(".yaml"))
+
+
+def recipe_path(recipe: str | Path) -> Path:
+    """Find a recipe's file.
+
+    Args:
+        recipe: A file, or the name of a packaged recipe.
+
+    Raises:
+        FileNotFoundError: It is neither.
+    """
+    names = recipe_names()
+    if str(recipe) in names:
+        return Path(str(resources.files("gnomon.recipes"))) / f"{recipe}.yaml"
+    path = Path(recipe)
+    if path.is_file():
+        return path
+    near = difflib.get_close_matches(path.stem, names, n=1)
+    remedy = f"did you mean {near[0]!r}?" if near else f"the packaged ones are {', '.join(names)}"
+    raise FileNotFoundError(
+        finish(f"no recipe file and no packaged recipe is called {str(recipe)!r}; {remedy}")
+    )
+
+
+def json_schema() -> dict[str, Any]:
+    """The recipe's keys as a JSON schema, for editors."""
+    schema = Recipe.model_json_schema()
+    schema["properties"]["model"] |= {
+        "properties": {"preset": {"enum": list(PRESETS)}, "checkpoint": {"type": "string"}}
+        | {name: {"default": default} for name, default in DEFAULTS.items()},
+        "additionalProperties": False,
+    }
+    return schema
+
+
+def model_fields(model: Mapping[str, Any]) -> dict[str, Any]:
+    """The configuration fields that a recipe's `model` block stands for: a preset's, changed by its own.
+
+    Raises:
+        ValueError: There is no such preset.
+    """
+    own = {name: value for name, value in model.items() if name != "preset"}
+    if "preset" not in model:
+        return own
+    if model["preset"] not in PRESETS:
+        raise ValueError(
+            finish(
+                f"model.preset is {model['preset']!r}, which is no preset; "
+                f"{suggestion(str(model['preset']), list(PRESETS))}"
+            )
+        )
+    return {**PRESETS[model["preset"]], **own}
+
+
+def check_model(model: Mapping[str, Any]) -> None:
+    """Refuse a `model` block that no model can be built from.
+
+    Raises:
+        ValueError: A key is unknown, a value does not fit, or `checkpoint` does not stand alone.
+        FileNotFoundError: The checkpoint is no folder.
+    """
+    if not model:
+        raise ValueError("model is empty; write for example model: {preset: tokenformer-tiny}.")
+    if "checkpoint" in model:
+        others = [str(name) for name in model if name != "checkpoint"]
+        if others:
+            raise ValueError(
+                f"model.checkpoint must stand alone, got {', '.join(others)} beside it; remove them, because a "
+                "checkpoint brings its own configuration."
+            )
+        if not (Path(str(model["checkpoint"])) / "config.json").is_file():
+            raise FileNotFoundError(
+                f"model.checkpoint is {str(model['checkpoint'])!r}, which holds no config.json; name a folder that "
+                "a run or save_pretrained has written."
+            )
+        return
+    known = ["preset", "checkpoint", *DEFAULTS]
+    for name in model:
+        if name not in known:
+            raise ValueError(
+                finish(
+                    f"model.{name} is no configuration field (its value is {model[name]!r}); "
+                    f"{suggestion(str(name), known)}"
+                )
+            )
+    from huggingface_hub.errors import StrictDataclassError
+
+    from gnomon.models.config import GnomonConfig
+
+    try:
+        GnomonConfig(**model_fields(model))
+    except StrictDataclassError as error:
+        raise ValueError(f"model: {error.__cause__ or error}; mend the recipe's model block.") from None
+
+
+def _name(recipe: object) -> str:
+    """What an error message calls the recipe."""
+    return str(recipe) if isinstance(recipe, str | Path) else "the recipe given"
+
+
+def _inherit(written: dict[str, Any]) -> dict[str, Any]:
+    """Complete every stage; what has the wrong shape is left for the check to refuse."""
+    stages = written.get("stages")
+    if not isinstance(stages, list):
+        return written
+    complete: list[Any] = []
+    for stage in stages:
+        if isinstance(stage, Mapping):
+            stage = dict(stage)
+            if complete and isinstance(complete[-1], Mapping):
+                stage["training"] = _merge(complete[-1].get("training"), stage.get("training", {}))
+            if stage.get("data") is not None:
+                stage["data"] = _merge(written.get("data"), stage["data"])
+        complete.append(stage)
+    return {**written, "stages": complete}
+
+
+def _merge(inherited: Any, own: Any) -> Any:
+    """The inherited keys under the own ones, without those whose rival is set."""
+    if not (isinstance(inherited, Mapping) and isinstance(own, Mapping)):
+        return own
+    replaced = {_RIVALS[key] for key, value in own.items() if key in _RIVALS and value is not None}
+    return {**{key: value for key, value in inherited.items() if key not in replaced}, **own}
