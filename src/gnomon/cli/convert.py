@@ -80,14 +80,17 @@ def read_foreign(source: Path, output: Path, config: Path | None, tokenizer: Pat
     """Convert a foreign file of weights to a checkpoint's folder.
 
     Raises:
-        ValueError: No configuration is given, or the weights do not fit it.
+        ValueError: The weights do not fit the configuration.
         FileNotFoundError: The source, the configuration or the tokenizer is missing.
         FileExistsError: The output exists.
     """
     refuse_existing(output)
-    if config is None:
-        raise ValueError("the source's configuration is needed to know its heads and rotations: name it with --config.")
-    settings = read_settings(config or source / CONFIG_FILE)
+    config = config or source / CONFIG_FILE
+    if not config.is_file():
+        raise FileNotFoundError(
+            f"there is no {config}, and the weights do not tell their heads: name it with --config."
+        )
+    settings = read_settings(config)
     files = tokenizer_files(tokenizer) if tokenizer else []
     weights = read_weights(source)
     from gnomon.convert.tokenformer import from_tokenformer
@@ -125,13 +128,10 @@ def read_settings(config: Path) -> Mapping[str, Any]:
     """Read a configuration file; the official ones are JSON with comments, which YAML reads too.
 
     Raises:
-        FileNotFoundError: There is no such file.
         ValueError: It holds no mapping.
     """
     import yaml
 
-    if not config.is_file():
-        raise FileNotFoundError(f"there is no configuration file {config}: name the YAML or JSON of the source.")
     settings = yaml.safe_load(config.read_text(encoding="utf-8"))
     if not isinstance(settings, dict):
         raise ValueError(f"{config} must hold a mapping of settings, not {type(settings).__name__}.")

@@ -4,12 +4,15 @@ import contextlib
 import os
 import signal
 import sys
+import traceback
 from collections.abc import Iterator
 from types import FrameType
 from typing import NoReturn
 
 USER_ERROR = 2
-INTERNAL_ERROR = 1
+FAILURE = 1
+"""Nothing was wrong with the command, but it failed: training diverged, or the fault is our own."""
+
 INTERRUPTED = 128
 """An interrupted command exits with this plus the signal's number: 130 or 143."""
 
@@ -40,15 +43,15 @@ def one_sentence() -> Iterator[None]:
     except BrokenPipeError:
         # The reader of our output, such as `head`, has left; Python would complain again while flushing.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(INTERNAL_ERROR)
+        sys.exit(FAILURE)
     except Exception as error:
         if os.environ.get(DEBUG_VARIABLE, "0") not in ("", "0"):
-            raise
+            traceback.print_exc()
         _leave(*describe(error))
 
 
 def describe(error: Exception) -> tuple[str, int]:
-    """The sentence and the exit code of an error: 2 for what a user can mend, 1 for a fault of our own."""
+    """The sentence and the exit code of an error: 2 for what a user can mend, 1 for the rest."""
     if hasattr(error, "format_message") and hasattr(error, "exit_code"):  # the command line does not parse
         context = getattr(error, "ctx", None)
         hint = f" Try '{context.command_path} --help'." if context else ""
@@ -62,10 +65,12 @@ def describe(error: Exception) -> tuple[str, int]:
         return str(error.args[0]), USER_ERROR
     if isinstance(error, OSError) and error.strerror and error.filename is not None:
         return f"{error.strerror}: {error.filename}", USER_ERROR
+    if "DivergenceError" in names:
+        return _on_one_line(error), FAILURE
     if isinstance(error, ValueError | TypeError | OSError | ImportError) or names & _LIBRARY_ERRORS:
         return _on_one_line(error), USER_ERROR
     message = f"{type(error).__name__}: {_on_one_line(error)} This is a fault of gnomon or of a library below it"
-    return f"{message}; set {DEBUG_VARIABLE}=1 to see where.", INTERNAL_ERROR
+    return f"{message}; set {DEBUG_VARIABLE}=1 to see where.", FAILURE
 
 
 def _on_one_line(error: Exception) -> str:

@@ -17,7 +17,7 @@ def evaluate(
     split: Annotated[
         Literal["validation", "train", "all"], typer.Option(help="Which documents to score.")
     ] = "validation",
-    sequence_length: Annotated[int, typer.Option(min=1, help="Tokens of context, at most.")] = 1024,
+    sequence_length: Annotated[int, typer.Option(min=2, help="Tokens of a window.")] = 1024,
     batch_size: Annotated[int, typer.Option(min=1, help="Sequences at a time.")] = 8,
     tokenizer: Annotated[Path | None, typer.Option(help="A tokenizer's folder, if not the checkpoint's.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
@@ -32,6 +32,7 @@ def evaluate(
     """
     if (data is None) == (source is None):
         raise ValueError("name the text to score by either --data NAME or --source FILE, and not by both.")
+    from gnomon.data.packing import pack
     from gnomon.data.text import load_text
     from gnomon.evaluation.language_model import evaluate_language_model
 
@@ -41,13 +42,9 @@ def evaluate(
         for name, text in splits.validation.items():
             documents[name] = documents.get(name, "") + text  # a single document is held out by its last part
     model = load_model(checkpoint)
-    score = evaluate_language_model(
-        model,
-        load_tokenizer(tokenizer or checkpoint, model),
-        documents,
-        sequence_length=sequence_length,
-        batch_size=batch_size,
-    )
+    chosen = load_tokenizer(tokenizer or checkpoint, model)
+    windows = pack(documents, chosen, sequence_length, allow_short=True)
+    score = evaluate_language_model(model, windows, batch_size=batch_size)
     if as_json:
         print_json(
             {
@@ -59,13 +56,14 @@ def evaluate(
         )
         return
     print_table(
-        f"{checkpoint} on {data or source}, {split}, {sequence_length} tokens of context",
+        f"{checkpoint} on {data or source}, {split}, windows of {sequence_length} tokens",
         ["measure", "value"],
         [
             ["loss (nats per token)", f"{score.loss:.4f}"],
             ["perplexity (per token)", f"{score.perplexity:.3f}"],
             ["bits per byte", f"{score.bits_per_byte:.4f}"],
             ["tokens scored", f"{score.tokens:,}"],
+            ["of which unknown to the tokenizer", f"{score.unknown:,}"],
             ["bytes", f"{score.bytes:,}"],
             ["documents", f"{len(documents):,}"],
         ],

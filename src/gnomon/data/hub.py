@@ -72,9 +72,7 @@ def take_rows(rows: Any, column: str, name: str) -> list[Document]:
         take_text({column: value}, column, f"row {number} of {name}")
         for number, value in enumerate(rows[column], start=1)
     )
-    documents = [
-        Document(f"{name}:{number}", text, text) for number, text in enumerate(texts, start=1) if text
-    ]
+    documents = [Document(f"{name}:{number}", text, text) for number, text in enumerate(texts, start=1) if text]
     if not documents:
         raise ValueError(f"{name} holds no text at all in its column {column!r}: see data.column")
     return documents

@@ -11,21 +11,20 @@ last window may be shorter. A window may hold several documents; attention reach
 A tokenizer with different `bos` and `eos` writes both, `bos document eos`, and no `bos` is predicted.
 """
 
-import copy
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from transformers import PreTrainedTokenizerBase
 
+from gnomon.data.encoding import encode_documents
 from gnomon.data.tokenizers import document_marks
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 IGNORED_LABEL = -100
 """The label of an id that is not predicted."""
-
-BLOCK_CHARACTERS = 1 << 22
-"""How much text is encoded at once: enough to use all cores, and a bound on the memory that encodings take."""
 
 
 class PackedText(torch.utils.data.Dataset):
@@ -89,7 +88,7 @@ class PackedText(torch.utils.data.Dataset):
 
 def pack(
     documents: Mapping[str, str],
-    tokenizer: PreTrainedTokenizerBase,
+    tokenizer: "PreTrainedTokenizerBase",
     sequence_length: int,
     *,
     allow_short: bool = False,
@@ -143,35 +142,6 @@ def pack(
     )
 
 
-def encode_documents(
-    texts: Sequence[str], tokenizer: PreTrainedTokenizerBase
-) -> Iterator[np.ndarray]:
-    """The ids of each text, without marks, and never cut to the model's maximum length.
-
-    Raises:
-        ValueError: The tokenizer finds no token in a text.
-    """
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    if backend is not None:
-        # A copy, because the settings below belong to the tokenizer's owner.
-        backend = copy.deepcopy(backend)
-        backend.no_truncation()
-        backend.no_padding()
-        backend.encode_special_tokens = True
-    for block in _blocks(texts):
-        if backend is not None:
-            encoded = [encoding.ids for encoding in backend.encode_batch_fast(block, add_special_tokens=False)]
-        else:
-            encoded = [
-                tokenizer.encode(text, add_special_tokens=False, truncation=False, split_special_tokens=True)
-                for text in block
-            ]
-        for ids, text in zip(encoded, block, strict=True):
-            if not ids:
-                raise ValueError(f"the tokenizer finds no token in the document that begins {text[:20]!r}: drop it")
-            yield np.array(ids, dtype=np.int32)
-
-
 def collate(rows: Sequence[Mapping[str, Any]], pad_token_id: int = 0) -> dict[str, torch.Tensor]:
     """Stack windows into a batch; shorter ones are filled on the right.
 
@@ -195,16 +165,3 @@ def collate(rows: Sequence[Mapping[str, Any]], pad_token_id: int = 0) -> dict[st
     if min(lengths) < max(lengths):
         batch["attention_mask"] = stack((torch.ones(length, dtype=torch.int64) for length in lengths), 0)
     return batch
-
-
-def _blocks(texts: Iterable[str]) -> Iterator[list[str]]:
-    """Groups of texts of about BLOCK_CHARACTERS together, each with at least one."""
-    block: list[str] = []
-    size = 0
-    for text in texts:
-        if block and size + len(text) > BLOCK_CHARACTERS:
-            yield block
-            block, size = [], 0
-        block.append(text)
-        size += len(text)
-    yield block

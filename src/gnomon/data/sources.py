@@ -28,10 +28,18 @@ def read_markdown_plays(folder: Path) -> dict[str, str]:
 
 
 def render_play(markdown: str) -> str:
-    """One play as plain text: headings bare, speakers `NAME:`, stage directions `[...]`, no Markdown marks.
+    r"""One play as plain text: headings bare, speakers `NAME:`, stage directions `[...]`, no Markdown marks.
 
-    >>> render_play("## ACT I\\n\\n_Enter\\nGhost_\\n\\n**HAMLET**  \\n_\\\\[Aside]_  \\nA ghost!\\n")
-    'ACT I\\n\\n[Enter\\nGhost]\\n\\nHAMLET:\\n[Aside]\\nA ghost!\\n'
+    >>> print(render_play("## ACT I\n\n_Enter\nGhost_\n\n**HAMLET**  \n_\\[Aside]_  \nWho's there?"))
+    ACT I
+    <BLANKLINE>
+    [Enter
+    Ghost]
+    <BLANKLINE>
+    HAMLET:
+    [Aside]
+    Who's there?
+    <BLANKLINE>
     """
     paragraphs = re.split(r"\n[ \t]*\n\s*", markdown.strip())
     return "\n\n".join(_render_paragraph(paragraph) for paragraph in paragraphs) + "\n"
@@ -102,18 +110,14 @@ def read_r_strings(record: bytes) -> list[str]:
         position += 4 + struct.unpack_from(">i", record, position)[0]
     flags, count = struct.unpack_from(">Ii", record, position)
     if flags & 0xFF != STRING_VECTOR:
-        raise ValueError(
-            f"only R character vectors (type {STRING_VECTOR}) can be read, not type {flags & 0xFF}"
-        )
+        raise ValueError(f"only R character vectors (type {STRING_VECTOR}) can be read, not type {flags & 0xFF}")
     position += 8
     strings = []
     for _ in range(count):
         flags, length = struct.unpack_from(">Ii", record, position)
         position += 8
         if flags & 0xFF != CHARACTER_STRING or length < 0:
-            raise ValueError(
-                "a missing value (NA) stands in the R character vector: it cannot be read as text"
-            )
+            raise ValueError("a missing value (NA) stands in the R character vector: it cannot be read as text")
         encoding = "latin-1" if (flags >> 12) & LATIN1_FLAG else "utf-8"
         strings.append(record[position : position + length].decode(encoding))
         position += length

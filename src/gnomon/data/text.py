@@ -86,9 +86,7 @@ def load_text(
         raise ValueError("data.validation and data.validation_percent exclude each other: drop one of them")
     percent = DEFAULT_VALIDATION_PERCENT if validation_percent is None else validation_percent
     if not 0 < percent < 100:
-        raise ValueError(
-            f"data.validation_percent must be above 0 and below 100, not {percent}: 10 holds a tenth out"
-        )
+        raise ValueError(f"data.validation_percent must be above 0 and below 100, not {percent}: 10 holds a tenth out")
     train, held_out = _load_source(str(source), column, validation, split, subset)
     if held_out is None:
         train, held_out = hold_out(train, percent)
@@ -120,17 +118,15 @@ def hold_out(documents: Sequence[Document], percent: float) -> tuple[list[Docume
 
 
 def split_at_line(text: str, percent: float) -> tuple[str, str]:
-    """Cut off the last `percent` of a text at the nearest line break after that point, or else before it.
+    r"""Cut off the last `percent` of a text at the nearest line break after that point, or else before it.
 
     A text without line breaks is cut at the character.
 
-    >>> split_at_line("one\\ntwo\\nthree\\n", 50)
-    ('one\\ntwo\\n', 'three\\n')
+    >>> split_at_line("one\ntwo\nthree\n", 50)
+    ('one\ntwo\n', 'three\n')
     """
     if len(text) < 2:
-        raise ValueError(
-            f"a text of {len(text)} characters cannot be split: give a longer text or data.validation"
-        )
+        raise ValueError(f"a text of {len(text)} characters cannot be split: give a longer text or data.validation")
     cut = min(max(round(len(text) * (1 - percent / 100)), 1), len(text) - 1)
     after, before = text.find("\n", cut - 1) + 1, text.rfind("\n", 0, cut) + 1
     if 0 < after < len(text):
@@ -142,7 +138,7 @@ def split_at_line(text: str, percent: float) -> tuple[str, str]:
 
 def _hash_percent(key: str) -> float:
     """A number in [0, 100) that depends on the key alone."""
-    digest = hashlib.sha256(key.encode("utf-8", "surrogatepass")).digest()
+    digest = hashlib.sha256(key.encode("utf-8")).digest()
     return int.from_bytes(digest[:6], "big") / 2**48 * 100
 
 
@@ -166,9 +162,7 @@ def _load_source(
         _refuse({"subset": subset}, f"{source} is a local file or folder", "drop it")
     if is_saved or not is_local:
         if validation is not None and str(validation) == (split or "train"):
-            raise ValueError(
-                f"data.validation must be another split than data.split, not {validation!r}: drop it"
-            )
+            raise ValueError(f"data.validation must be another split than data.split, not {validation!r}: drop it")
         parts = [split] if validation is None else [split, str(validation)]
         loaded = [
             read_saved(path, part, column) if is_saved else read_hub(source, subset, part or "train", column)
@@ -179,10 +173,11 @@ def _load_source(
     if validation is None:
         return read_documents(path, column), None
     other = Path(validation).expanduser()
-    if other.resolve() == path.resolve():
+    inner, outer = sorted((other.resolve(), path.resolve()), key=lambda place: -len(place.parts))
+    if inner.is_relative_to(outer):
         raise ValueError(
-            f"data.validation must be another file than data.source, not {validation}: "
-            "drop it to hold a part of the source out"
+            f"data.validation must lie apart from data.source, but {validation} and {source} share files: "
+            "move one of them, or drop data.validation to hold a part of the source out"
         )
     return read_documents(path, column), read_documents(other, column)
 

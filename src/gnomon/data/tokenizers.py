@@ -29,9 +29,7 @@ DEFAULT_BPE_SIZE = 4096
 NUM_BYTES = 256
 
 
-def build_tokenizer(
-    spec: Mapping[str, Any], documents: Mapping[str, str] | None = None
-) -> "PreTrainedTokenizerBase":
+def build_tokenizer(spec: Mapping[str, Any], documents: Mapping[str, str] | None = None) -> "PreTrainedTokenizerBase":
     """The tokenizer that a recipe asks for.
 
     Args:
@@ -54,9 +52,7 @@ def build_tokenizer(
             f"{'neither' if kind is None else 'both'}: write for example tokenizer: {{kind: char}}"
         )
     if size is not None and kind != "bpe":
-        raise ValueError(
-            f"tokenizer.vocab_size ({size}) can be chosen for kind bpe alone: drop it, or write kind: bpe"
-        )
+        raise ValueError(f"tokenizer.vocab_size ({size}) can be chosen for kind bpe alone: drop it, or write kind: bpe")
     if folder is not None:
         return load_tokenizer(folder)
     if kind == "byte":
@@ -82,9 +78,7 @@ def load_tokenizer(folder: str | Path) -> "PreTrainedTokenizerBase":
 
     path = Path(folder).expanduser()
     if not path.is_dir():
-        raise FileNotFoundError(
-            f"there is no tokenizer folder {path}: give a folder that save_pretrained wrote"
-        )
+        raise FileNotFoundError(f"there is no tokenizer folder {path}: give a folder that save_pretrained wrote")
     try:
         tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True, trust_remote_code=False)
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -149,7 +143,7 @@ def character_tokenizer(texts: Iterable[str]) -> "Tokenizer":
     # Without merges, BPE takes a text apart into characters; without fusing, each unknown one is counted.
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[], unk_token=UNKNOWN, fuse_unk=False))
     # Lines are encoded one by one, which gives the same ids and costs less.
-    tokenizer.pre_tokenizer = pre_tokenizers.Split("\n", "merged_with_previous")
+    tokenizer.pre_tokenizer = pre_tokenizers.Split("\n", "merged_with_next")
     tokenizer.decoder = decoders.Fuse()
     return tokenizer
 

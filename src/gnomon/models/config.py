@@ -1,10 +1,13 @@
 """`GnomonConfig`: one flat, typed, strict configuration for every model of the library."""
 
 import difflib
+import functools
+import math
 from dataclasses import fields as dataclass_fields
 from typing import Any
 
 from huggingface_hub.dataclasses import strict
+from huggingface_hub.errors import StrictDataclassError
 from transformers import AutoConfig, PreTrainedConfig
 
 from gnomon.models.sizes import ATTENTION_SITES, DEFAULTS, TOKEN_FIELDS, check_tokens, resolve
@@ -55,10 +58,35 @@ POSITIVE = (
     "max_position_embeddings",
 )
 PROBABILITIES = ("hidden_dropout", "attention_dropout")
+UNUSED = {"is_encoder_decoder": False, "chunk_size_feed_forward": 0}
+"""Fields that every transformers configuration has and that no model here reads, with their defaults."""
 
 _D = DEFAULTS
 
 
+def plain_errors(cls: type) -> type:
+    """Let a strict dataclass raise its checks' own ValueError or TypeError, instead of hiding it in an error of its own.
+
+    Args:
+        cls: the strict dataclass.
+
+    Returns:
+        The same class.
+    """
+    construct = cls.__init__
+
+    @functools.wraps(construct)
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        try:
+            construct(self, *args, **kwargs)
+        except StrictDataclassError as error:
+            raise (error.__cause__ or error) from None
+
+    cls.__init__ = __init__  # type: ignore[misc]
+    return cls
+
+
+@plain_errors
 @strict
 class GnomonConfig(PreTrainedConfig):
     """Configuration of every gnomon model; it always describes the model as it stands, grown or not.
@@ -103,6 +131,7 @@ class GnomonConfig(PreTrainedConfig):
     Raises:
         ValueError: for an unknown key (with the nearest known one), a value outside its choices, sizes that do not
             fit together, or token counts of the wrong form.
+        TypeError: for a value of the wrong type.
 
     >>> GnomonConfig(hidden_size=64, num_attention_heads=4).num_feed_forward_tokens
     256
@@ -173,8 +202,11 @@ class GnomonConfig(PreTrainedConfig):
             if not 0.0 <= getattr(self, name) < 1.0:
                 raise ValueError(f"{name} is a probability from 0 to below 1; got {getattr(self, name)}")
         for name in ("norm_eps", "initializer_range"):
-            if getattr(self, name) <= 0.0:
-                raise ValueError(f"{name} must be above 0; got {getattr(self, name)}")
+            if not 0.0 < getattr(self, name) < math.inf:
+                raise ValueError(f"{name} must be above 0 and finite; got {getattr(self, name)}")
+        for name, value in UNUSED.items():
+            if getattr(self, name) != value:
+                raise ValueError(f"{name} has no meaning for gnomon's models; leave it at {value}")
         if self.num_attention_heads % self.num_key_value_heads:
             raise ValueError(
                 f"num_key_value_heads must divide num_attention_heads ({self.num_attention_heads}); "
@@ -218,7 +250,11 @@ class GnomonConfig(PreTrainedConfig):
             raise ValueError(f"rope_parameters takes rope_theta and partial_rotary_factor; got {sorted(unknown)}")
         if rope["rope_type"] != "default":
             raise ValueError(f"rope_parameters supports rope_type default alone; got {rope['rope_type']!r}")
-        if not 0.0 < rope["partial_rotary_factor"] <= 1.0 or self.rotary_size % 2 or self.rotary_size < 2:
+        for name in ("rope_theta", "partial_rotary_factor"):
+            number = rope[name]
+            if not isinstance(number, int | float) or isinstance(number, bool) or not 0.0 < number < math.inf:
+                raise ValueError(f"{name} of rope_parameters must be a number above 0; got {number!r}")
+        if rope["partial_rotary_factor"] > 1.0 or self.rotary_size % 2 or self.rotary_size < 2:
             raise ValueError(
                 f"partial_rotary_factor of head_dim {self.head_dim} must give an even number of at least 2 dimensions; "
                 f"got {rope['partial_rotary_factor']}, which gives {self.rotary_size}"

@@ -1,7 +1,7 @@
 """Token-token attention: multi-head, grouped-query, with the inner attention function as a slot."""
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 import torch.nn.functional as F
@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from gnomon.nn.positions import Rotation, rotate_queries_and_keys
 
 
+@runtime_checkable
 class Cache(Protocol):
     """Keys and values of earlier tokens; transformers' caches fit."""
 

@@ -77,7 +77,7 @@ def build_feed_forward(
     kind: str,
     width: int,
     *,
-    intermediate_size: int,
+    intermediate_size: int | None = None,
     activation: str,
     rule: Rule,
     bias: bool = False,
@@ -100,7 +100,7 @@ def build_feed_forward(
         The layer.
 
     Raises:
-        ValueError: for an unknown kind or activation.
+        ValueError: for an unknown kind or activation, or a missing hidden width.
     """
     if kind == "pattention":
         return build_projection(kind, width, width, site="feed_forward", rule=rule, **pattention)
@@ -108,6 +108,8 @@ def build_feed_forward(
         raise ValueError(f"feed_forward must be mlp, glu or pattention; got {kind!r}")
     if activation not in ACTIVATIONS:
         raise ValueError(f"hidden_act must be one of {', '.join(ACTIVATIONS)}; got {activation!r}")
+    if intermediate_size is None:
+        raise ValueError(f"feed_forward {kind} needs an intermediate_size; got None")
 
     def linear(site: str, in_features: int, out_features: int) -> nn.Module:
         return build_projection("linear", in_features, out_features, site=site, rule=rule, bias=bias)

@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-EPSILON = 1e-8
-"""Added to the sum of squares of a score row, so that an all-zero row stays finite."""
+EPSILON = 1e-9
+"""Times tau^2, added to the sum of squares of a score row, so that an all-zero row stays finite."""
 
 
 def l2_norm_gelu(
@@ -20,15 +20,16 @@ def l2_norm_gelu(
 ) -> Float[Tensor, "*batch tokens"]:
     """L2-normalise the scores over the token axis, multiply by tau, then apply the exact GELU.
 
-        S_ij = GELU( A_ij * tau / sqrt(sum_k A_ik^2 + eps) )
+        S_ij = GELU( A_ij * tau / sqrt(sum_k A_ik^2 + eps tau^2) )
 
     Source: TF eq. 5 and 16; tau = sqrt(n).
-    Differs: the reference has no epsilon, so an all-zero row gives NaN there.
+    Differs: the reference has no epsilon, so an all-zero row gives NaN there. Here it joins the sum in units of tau^2,
+    never of the token count, so that neither new tokens at a held tau nor copies of all tokens change what it does.
 
     Args:
         scores: A = X K^T, one row a position.
         score_scale: tau.
-        eps: added to the sum of squares (never to the mean: that would depend on the number of tokens).
+        eps: times tau^2, added to the sum of squares.
 
     Returns:
         The weights S, in the dtype of `scores`.
@@ -41,14 +42,14 @@ def gelu_l2_norm(
 ) -> Float[Tensor, "*batch tokens"]:
     """Apply the exact GELU, then L2-normalise over the token axis and multiply by tau.
 
-        S_ij = tau * GELU(A_ij) / sqrt(sum_k GELU(A_ik)^2 + eps)
+        S_ij = tau * GELU(A_ij) / sqrt(sum_k GELU(A_ik)^2 + eps tau^2)
 
     Source: the score `gelu_l2_norm` of the TokenFormer reference code; tau = sqrt(n).
 
     Args:
         scores: A = X K^T, one row a position.
         score_scale: tau.
-        eps: added to the sum of squares.
+        eps: times tau^2, added to the sum of squares.
 
     Returns:
         The weights S, in the dtype of `scores`.
@@ -159,7 +160,7 @@ def pattention(
         value_tokens: V_P, one row a parameter token.
         score: the score function Theta, a name of `SCORES`.
         score_scale: tau; `default_score_scale` of the present token count when None.
-        eps: added to the sum of squares of a score row.
+        eps: times tau^2, added to the sum of squares of a score row.
 
     Returns:
         One output of width `out_features` for each input.
@@ -179,6 +180,6 @@ def pattention(
 
 
 def _l2_normalize(rows: Tensor, scale: float | Tensor, eps: float) -> Tensor:
-    """tau * A / sqrt(sum A^2 + eps), its statistics in float32 or wider."""
+    """A / sqrt(sum A^2 / tau^2 + eps), its statistics in float32 or wider."""
     wide = rows.to(torch.promote_types(rows.dtype, torch.float32))
-    return (wide * (scale * torch.rsqrt(wide.square().sum(-1, keepdim=True) + eps))).to(rows.dtype)
+    return (wide * torch.rsqrt(wide.square().sum(-1, keepdim=True) / scale**2 + eps)).to(rows.dtype)

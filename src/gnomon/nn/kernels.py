@@ -21,9 +21,9 @@ FUSED_SCORES = ("l2_norm_gelu", "gelu_l2_norm")
 class FusedPattention(torch.autograd.Function):
     """Pattention with an L2 score, its gradient written out.
 
-    With r = tau / sqrt(sum A^2 + eps) and the normalised Z = r A (all per row), the gradient of a row is
+    With r = 1 / sqrt(sum A^2 / tau^2 + eps) and the normalised Z = r A (all per row), the gradient of a row is
 
-        dA = r (dZ - Z <dZ, Z> / tau^2),   dtau = <dZ, Z> / tau
+        dA = r (dZ - Z <dZ, Z> / tau^2),   dtau = <dZ, Z> (1 - eps r^2) / tau
 
     Source: the derivative of TF eq. 5, with epsilon kept in r. For `gelu_l2_norm` GELU(A) stands for A and the
     derivative of the GELU is applied last.
@@ -55,12 +55,13 @@ class FusedPattention(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         """Gradients of the inputs, the tokens and tau."""
         x, key_tokens, value_tokens, score_scale, kept, weights, factor = ctx.saved_tensors
-        if torch.is_grad_enabled():  # somebody wants the gradient of this gradient: go through the equations
-            inputs = [t for t, needed in zip(ctx.saved_tensors[:4], ctx.needs_input_grad, strict=False) if needed]
-            output = functional.pattention(
-                x, key_tokens, value_tokens, score=ctx.score, score_scale=score_scale, eps=ctx.eps
-            )
-            found = iter(torch.autograd.grad(output, inputs, grad, create_graph=True))
+        # Somebody wants the gradient of this gradient: go through the equations. The views keep this layer's own
+        # gradient apart from that of an earlier layer which shares its tokens and which x depends on.
+        if torch.is_grad_enabled():
+            inputs = [t.view_as(t) for t in (x, key_tokens, value_tokens, score_scale)]
+            output = functional.pattention(*inputs[:3], score=ctx.score, score_scale=inputs[3], eps=ctx.eps)
+            wanted = [t for t, needed in zip(inputs, ctx.needs_input_grad, strict=False) if needed]
+            found = iter(torch.autograd.grad(output, wanted, grad, create_graph=True))
             return (*(next(found) if needed else None for needed in ctx.needs_input_grad[:4]), None, None)
         flat_grad = grad.reshape(-1, grad.shape[-1])
         flat_weights = weights.reshape(-1, weights.shape[-1])
@@ -72,7 +73,9 @@ class FusedPattention(torch.autograd.Function):
         else:
             inner = _through_norm_(grad_scores, weights, factor, score_scale)
             grad_scores = torch.ops.aten.gelu_backward(grad_scores, kept)
-        grad_scale = (inner.sum() / score_scale).reshape_as(score_scale) if ctx.needs_input_grad[3] else None
+        grad_scale = None
+        if ctx.needs_input_grad[3]:
+            grad_scale = (inner * (1 - ctx.eps * factor.square())).sum().div(score_scale).reshape_as(score_scale)
         grad_x = grad_scores @ key_tokens if ctx.needs_input_grad[0] else None
         flat_scores = grad_scores.reshape(-1, grad_scores.shape[-1])
         grad_keys = flat_scores.T @ x.reshape(-1, x.shape[-1]) if ctx.needs_input_grad[1] else None
@@ -98,7 +101,7 @@ def pattention(
         value_tokens: V_P.
         score: a name of `functional.SCORES`.
         score_scale: tau as a tensor; None for `gelu`.
-        eps: added to the sum of squares of a score row.
+        eps: times tau^2, added to the sum of squares of a score row.
 
     Returns:
         What `functional.pattention` returns.
@@ -118,10 +121,10 @@ def _transforms_active() -> bool:
 
 
 def _normalize_(rows: Tensor, score_scale: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """Multiply each row in place by r = tau / sqrt(sum of squares + eps); return the rows and r."""
+    """Multiply each row in place by r = 1 / sqrt(sum of squares / tau^2 + eps); return the rows and r."""
     wide = torch.promote_types(rows.dtype, torch.float32)
     norm = torch.linalg.vector_norm(rows, dim=-1, keepdim=True, dtype=wide)
-    factor = score_scale * torch.rsqrt(norm.square_().add_(eps))
+    factor = norm.div_(score_scale).square_().add_(eps).rsqrt_()
     return rows.mul_(factor), factor
 
 

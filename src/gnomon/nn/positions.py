@@ -32,8 +32,8 @@ def rotary_angles(
 
 def rotate(
     x: Float[Tensor, "batch heads length head"],
-    cos: Float[Tensor, "batch length rotary"],
-    sin: Float[Tensor, "batch length rotary"],
+    cos: Float[Tensor, "#batch length rotary"],
+    sin: Float[Tensor, "#batch length rotary"],
 ) -> Float[Tensor, "batch heads length head"]:
     """Turn the first r dimensions of each head by their angles and leave the others.
 

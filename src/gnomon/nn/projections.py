@@ -74,7 +74,7 @@ class Pattention(nn.Module):
         learn_score_scale: make tau a parameter.
         key_std: initial standard deviation of the key tokens.
         value_std: initial standard deviation of the value tokens.
-        eps: added to the sum of squares of a score row.
+        eps: times tau^2, added to the sum of squares of a score row.
 
     Raises:
         ValueError: for an unknown score, a width or count below 1, or a score scale that the score has no use for.
@@ -84,6 +84,8 @@ class Pattention(nn.Module):
     """
 
     score_scale: Tensor | None
+    site: str | None = None
+    """Where in a block the layer stands (`query`, ..., `feed_forward`); set by `build_projection`, read by growth."""
 
     def __init__(
         self,
@@ -194,11 +196,13 @@ def build_projection(
     if kind == "linear":
         return Linear(in_features, out_features, bias=bias, std=rule(site, "weight", in_features, out_features))
     if kind == "pattention":
-        return Pattention(
+        layer = Pattention(
             in_features,
             out_features,
             key_std=rule(site, "key_tokens", in_features, pattention["num_tokens"]),
             value_std=rule(site, "value_tokens", pattention["num_tokens"], out_features),
             **pattention,
         )
+        layer.site = site
+        return layer
     raise ValueError(f"projection must be linear or pattention; got {kind!r}")

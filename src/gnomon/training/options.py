@@ -1,10 +1,9 @@
 """What a recipe may say: its keys, their types, ranges, meanings and defaults."""
 
 import math
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
-from typing_extensions import Self
 
 PositiveInt = Annotated[int, Field(gt=0)]
 Count = Annotated[int, Field(ge=0)]
@@ -23,7 +22,7 @@ class TokenizerOptions(Options):
     """How text becomes ids: a tokenizer that the run trains, or a folder that holds one."""
 
     kind: Literal["byte", "char", "bpe"] | None = Field(None, description="The kind of tokenizer to train.")
-    vocab_size: PositiveInt | None = Field(None, description="Entries of a bpe vocabulary.")
+    vocab_size: PositiveInt | None = Field(None, description="Entries of a bpe vocabulary; null: 4096.")
     folder: str | None = Field(None, description="A folder with a tokenizer, instead of training one.")
 
     @model_validator(mode="after")
@@ -32,8 +31,6 @@ class TokenizerOptions(Options):
         if (self.kind is None) == (self.folder is None):
             state = "names neither kind nor folder" if self.kind is None else "names both kind and folder"
             raise ValueError(f"{state}; keep exactly one, for example kind: char")
-        if self.kind == "bpe" and self.vocab_size is None:
-            raise ValueError("of kind bpe needs a vocab_size; add for example vocab_size: 8000")
         if self.kind != "bpe" and self.vocab_size is not None:
             raise ValueError(f"has vocab_size {self.vocab_size}, which only kind: bpe can use; remove it")
         return self
@@ -53,7 +50,7 @@ class DataOptions(Options):
     )
     split: str | None = Field(None, description="The split of a hub data set to train on; null: train.")
     subset: str | None = Field(None, description="A hub data set's configuration, where it has several.")
-    sequence_length: Annotated[int, Field(ge=2)] = Field(description="Tokens predicted in one sequence.")
+    sequence_length: Annotated[int, Field(ge=2)] = Field(description="Tokens in one sequence.")
 
     @model_validator(mode="after")
     def _one_origin(self) -> Self:
@@ -163,8 +160,7 @@ class Recipe(Options):
             "data": self.data.model_dump(exclude_none=True),
             "seed": self.seed,
             "stages": [
-                ({"data": stage.data.model_dump()} if stage.data else {})
-                | {"training": stage.training.model_dump()}
+                ({"data": stage.data.model_dump()} if stage.data else {}) | {"training": stage.training.model_dump()}
                 for stage in self.stages
             ],
         }

@@ -86,9 +86,7 @@ def recipe_path(recipe: str | Path) -> Path:
         return path
     near = difflib.get_close_matches(path.stem, names, n=1)
     remedy = f"did you mean {near[0]!r}?" if near else f"the packaged ones are {', '.join(names)}"
-    raise FileNotFoundError(
-        finish(f"no recipe file and no packaged recipe is called {str(recipe)!r}; {remedy}")
-    )
+    raise FileNotFoundError(finish(f"no recipe file and no packaged recipe is called {str(recipe)!r}; {remedy}"))
 
 
 def json_schema() -> dict[str, Any]:

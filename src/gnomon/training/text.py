@@ -47,7 +47,7 @@ def parse_yaml(text: str, origin: str) -> Any:
         ValueError: The text is not YAML, or gives a key twice.
     """
     try:
-        return yaml.load(text, _Loader)  # noqa: S506 - a SafeLoader
+        return yaml.load(text, _Loader)
     except yaml.MarkedYAMLError as error:
         line = f", line {error.problem_mark.line + 1}" if error.problem_mark else ""
         raise ValueError(f"{origin}{line} is not valid YAML: {error.problem}; mend that line.") from None
@@ -79,9 +79,7 @@ def apply_overrides(mapping: Mapping[str, Any], overrides: Sequence[str]) -> dic
     for override in overrides:
         path, equals, text = override.partition("=")
         if not equals or not path.strip():
-            raise ValueError(
-                f"an override must read dotted.key=value, got {override!r}; write for example seed=1."
-            )
+            raise ValueError(f"an override must read dotted.key=value, got {override!r}; write for example seed=1.")
         _set(changed, path.strip().split("."), parse_yaml(text, f"the value of {path.strip()}"), override)
     return changed
 

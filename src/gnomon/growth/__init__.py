@@ -1,0 +1,1 @@
+"""Making a trained model larger, or smaller again, without changing what it computes."""

@@ -1,0 +1,156 @@
+"""What a growth did, measured on a probe batch before and after."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+TOLERANCE = {torch.float64: 1e-12, torch.float32: 5e-6}
+"""Largest relative L2 gap of an exact growth; half precisions get 2^-6, a few of their own rounding errors."""
+
+
+@dataclass(frozen=True)
+class GrowthReport:
+    """What a growth changed.
+
+    Args:
+        exact: the function is unchanged by construction AND the measured gap is rounding error.
+        gap_relative: L2 norm of the change of the outputs over that of the outputs, on the probe batch.
+        gap_max: largest change of an output.
+        parts: one row a grown part: name, counts before and after, tau before and after, whether it is exact.
+        parameters_before: of the whole model.
+        parameters_after: of the whole model.
+        bytes_added: by parameters in the model's dtype.
+        dead_parameters: new parameters that no gradient can ever reach.
+        init: how the new parameters started.
+    """
+
+    exact: bool
+    gap_relative: float
+    gap_max: float
+    parameters_before: int
+    parameters_after: int
+    bytes_added: int
+    dead_parameters: int
+    init: str
+    parts: list[dict[str, Any]] = field(default_factory=list)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything as plain types, for JSON."""
+        return asdict(self)
+
+
+def tolerance(dtype: torch.dtype) -> float:
+    """The largest relative gap that counts as rounding.
+
+    Args:
+        dtype: of the model.
+
+    Returns:
+        The bound.
+    """
+    return TOLERANCE.get(dtype, 2**-6)
+
+
+def probe_batch(model: PreTrainedModel, *, seed: int = 0, rows: int = 4, length: int = 32) -> dict[str, Tensor]:
+    """Random token ids to compare a model with itself before and after.
+
+    Args:
+        model: a text model.
+        seed: of the ids.
+        rows: of the batch.
+        length: of each row.
+
+    Returns:
+        The keyword arguments of a forward pass.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    length = min(length, model.config.max_position_embeddings)
+    ids = torch.randint(model.config.vocab_size, (rows, length), generator=generator)
+    return {"input_ids": ids.to(model.device)}
+
+
+@torch.no_grad()
+def probe_outputs(model: PreTrainedModel, batch: Mapping[str, Tensor]) -> Tensor:
+    """The model's outputs on a batch, dropout off, in float64 for the comparison.
+
+    Args:
+        model: any model of the library.
+        batch: keyword arguments of its forward pass.
+
+    Returns:
+        Logits, or the last hidden state where there is no head.
+    """
+    training = model.training
+    model.eval()
+    try:
+        outputs = model(**batch)
+    finally:
+        model.train(training)
+    found = outputs.get("logits")
+    return (outputs.last_hidden_state if found is None else found).double()
+
+
+def gap(before: Tensor, after: Tensor) -> tuple[float, float]:
+    """How far apart two outputs are.
+
+    Args:
+        before: the outputs.
+        after: the same after a change.
+
+    Returns:
+        ||after - before|| / ||before|| and max |after - before|.
+    """
+    change = after - before
+    return float(change.norm() / before.norm().clamp(min=1e-300)), float(change.abs().max())
+
+
+def count(model: nn.Module) -> int:
+    """The number of parameters, each counted once.
+
+    Args:
+        model: any module.
+
+    Returns:
+        The count.
+    """
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def measured(
+    model: PreTrainedModel,
+    change: Callable[[], list[dict[str, Any]]],
+    *,
+    init: str,
+    probe: Mapping[str, Tensor] | None,
+) -> GrowthReport:
+    """Change a model and report the difference that this made on a probe batch.
+
+    Args:
+        model: to be changed.
+        change: does it, and returns one row a part.
+        init: for the report.
+        probe: keyword arguments of a forward pass; random ids if None.
+
+    Returns:
+        The report.
+    """
+    batch = probe_batch(model) if probe is None else probe
+    before, parameters = probe_outputs(model, batch), count(model)
+    rows = change()
+    relative, largest = gap(before, probe_outputs(model, batch))
+    added = count(model) - parameters
+    return GrowthReport(
+        exact=all(row["exact"] for row in rows) and relative <= tolerance(model.dtype),
+        gap_relative=relative,
+        gap_max=largest,
+        parameters_before=parameters,
+        parameters_after=parameters + added,
+        bytes_added=added * torch.finfo(model.dtype).bits // 8,
+        dead_parameters=sum(row["dead"] for row in rows),
+        init=init,
+        parts=rows,
+    )

@@ -1,0 +1,103 @@
+"""Where a model has parameter tokens: found in its blocks, not in its class, so that new models need nothing here."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+from transformers import PreTrainedModel
+
+from gnomon.models.sizes import ATTENTION_SITES, SITES, check_tokens, compact, layer_tokens
+from gnomon.nn.blocks import Block
+from gnomon.nn.projections import Pattention
+
+TOKEN_SIZES = {
+    "num_attention_tokens": ATTENTION_SITES,
+    "num_output_tokens": ("output",),
+    "num_feed_forward_tokens": ("feed_forward",),
+}
+"""Config field -> the sites whose token count it holds."""
+
+
+@dataclass(frozen=True)
+class Site:
+    """One Pattention of a model: where it stands and how many tokens it is to have."""
+
+    name: str
+    module: Pattention
+    layer: int
+    num_tokens: int
+
+
+def pattentions(model: nn.Module) -> Iterator[tuple[str, int, Pattention]]:
+    """Every Pattention that stands at a site of a block.
+
+    Args:
+        model: any model built of the library's blocks.
+
+    Returns:
+        Name, index of the block, and layer, in the order of the model.
+    """
+    for name, block in model.named_modules():
+        if isinstance(block, Block):
+            for inner, module in block.named_modules():
+                if isinstance(module, Pattention) and module.site in SITES:
+                    yield f"{name}.{inner}", block.attention.layer_index, module
+
+
+def sites(model: PreTrainedModel, sizes: Mapping[str, Any], layers: Iterable[int] | None, verb: str) -> list[Site]:
+    """The sites that the sizes name, with the count that each is to have.
+
+    Args:
+        model: to be changed.
+        sizes: config fields of `TOKEN_SIZES` and their new values.
+        layers: indices of the layers to change; all if None.
+        verb: `grow` or `shrink`, for the messages.
+
+    Returns:
+        One entry a Pattention.
+
+    Raises:
+        ValueError: for a size that does not exist, a wrapped model, layers that do not exist, or linear layers.
+    """
+    if isinstance(model, nn.parallel.DistributedDataParallel | nn.DataParallel):
+        raise ValueError(f"{verb} needs the model itself, not its {type(model).__name__} wrapper; pass model.module")
+    if unknown := sorted(set(sizes) - set(TOKEN_SIZES)):
+        raise ValueError(f"{verb} takes {', '.join(TOKEN_SIZES)}; got {unknown[0]}")
+    if not sizes:
+        raise ValueError(f"{verb} needs at least one of {', '.join(TOKEN_SIZES)}")
+    num_layers = model.config.num_hidden_layers
+    chosen = set(range(num_layers)) if layers is None else set(layers)
+    if not chosen <= set(range(num_layers)):
+        raise ValueError(f"layers must lie in 0 to {num_layers - 1}; got {sorted(chosen)}")
+    found, result = list(pattentions(model)), []
+    for field, places in TOKEN_SIZES.items():
+        if field not in sizes:
+            continue
+        check_tokens(field, sizes[field], num_layers)
+        here = [row for row in found if row[2].site in places]
+        if not here:
+            raise ValueError(f"{verb} cannot change {field}: it has no parameter tokens there, only linear layers")
+        for name, layer, module in here:
+            if layer in chosen:
+                value = sizes[field]
+                entry = value[layer] if isinstance(value, list | tuple) else value
+                tokens = entry[module.site] if isinstance(entry, dict) else entry
+                result.append(Site(name, module, layer, tokens))
+    return result
+
+
+def describe(model: PreTrainedModel) -> None:
+    """Write the token counts of the model as it stands into its config.
+
+    Args:
+        model: just grown or shrunk.
+    """
+    config = model.config
+    counts = [layer_tokens(config.to_dict(), layer) for layer in range(config.num_hidden_layers)]
+    for _, layer, module in pattentions(model):
+        counts[layer][module.site] = module.num_tokens
+    for field, places in TOKEN_SIZES.items():
+        if getattr(config, field) is not None:
+            entries = [{site: row[site] for site in places} if len(places) > 1 else row[places[0]] for row in counts]
+            setattr(config, field, compact(entries))
