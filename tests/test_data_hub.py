@@ -1,8 +1,8 @@
 """Rows through the `datasets` library: from disk, and from a Hub that stands in for the real one."""
 
+import datasets
 import pytest
 
-import datasets
 from gnomon.data.text import load_text
 
 TRAIN, TEST = ["one", "", "two", "three", None], ["four", "five"]

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gnomon.data.files import Document, read_documents
@@ -54,7 +54,7 @@ def test_missing_column_names_those_that_there_are(kind, tmp_path):
 @pytest.mark.parametrize("kind", ["jsonl", "json", "parquet"])
 def test_column_of_numbers_is_refused(kind, tmp_path):
     """A column that holds something else than text is an error that names its type."""
-    with pytest.raises(ValueError, match="must hold text, but row 1 of .* holds int"):
+    with pytest.raises(ValueError, match=r"must hold text, but row 1 of .* holds int"):
         load_text(source=write(tmp_path, kind), column="id")
 
 
@@ -184,6 +184,7 @@ def test_single_document_is_held_out_by_its_last_lines(tmp_path):
 
 
 @given(text=st.text(alphabet="ab\n", min_size=2, max_size=60), percent=st.floats(0.01, 99.99))
+@settings(deadline=None)
 def test_cut_loses_nothing_and_leaves_neither_side_empty(text, percent):
     """Whatever the text and the percentage, the two parts are the text and each has a character."""
     head, tail = split_at_line(text, percent)
@@ -202,6 +203,7 @@ def test_text_of_one_character_cannot_be_split(tmp_path):
 
 
 @given(names=st.sets(st.text(min_size=1, max_size=8), min_size=2, max_size=40), percent=st.floats(0.01, 99.99))
+@settings(deadline=None)
 def test_split_is_a_partition_by_document(names, percent):
     """Every document stands on exactly one side, in the order given, and neither side is empty."""
     documents = [Document(name, "text", name) for name in sorted(names)]
@@ -234,4 +236,4 @@ def test_equal_rows_never_stand_on_both_sides(tmp_path):
 def test_split_of_known_names_never_changes():
     """The hash is pinned: a later version holds the same documents out."""
     documents = [Document(name, "text", name) for name in "abcdefghijklmnopqrstuvwxyz"]
-    assert "".join(document.name for document in hold_out(documents, 20)[1]) == "PINNED"
+    assert "".join(document.name for document in hold_out(documents, 20)[1]) == "cdfjnpsux"

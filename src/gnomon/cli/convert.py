@@ -38,8 +38,7 @@ def convert(
 ) -> None:
     """Convert a checkpoint of another project, or write one in its layout.
 
-    SOURCE is a file of weights (.bin, .pt, .safetensors) or a folder with one. Pickled files are read without
-    running anything that they contain.
+    SOURCE is a .bin, .pt or .safetensors file, or a folder with one. Nothing in it is ever executed.
 
     Examples:
 

@@ -64,7 +64,7 @@ def list_data(as_json: Annotated[bool, typer.Option("--json", help="Print JSON."
 
 @app.command("fetch")
 def fetch_data(
-    name: Annotated[str, typer.Argument(help="A data set of `gnomon data list`.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="A data set of `gnomon data list`.")],
     output: Annotated[
         Path | None,
         typer.Option("--output", help="Where to put it; $GNOMON_DATA or ~/.cache/gnomon if left out."),

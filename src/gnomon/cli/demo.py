@@ -28,8 +28,7 @@ def demo(
 ) -> None:
     """Train a small TokenFormer on Shakespeare, compare it with n-grams, and let it write.
 
-    Nothing is downloaded: the text lies inside the package. What is trained is the packaged recipe `demo`, which
-    `gnomon recipes copy demo` gives you to change.
+    Nothing is downloaded. The recipe is packaged: `gnomon recipes copy demo` gives it to you to change.
 
     Example: gnomon demo
     """

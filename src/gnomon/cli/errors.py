@@ -53,6 +53,8 @@ def one_sentence() -> Iterator[None]:
 def describe(error: Exception) -> tuple[str, int]:
     """The sentence and the exit code of an error: 2 for what a user can mend, 1 for the rest."""
     if hasattr(error, "format_message") and hasattr(error, "exit_code"):  # the command line does not parse
+        if not error.format_message():  # a command without arguments has just shown its help
+            return "", USER_ERROR
         context = getattr(error, "ctx", None)
         hint = f" Try '{context.command_path} --help'." if context else ""
         return error.format_message().rstrip(".") + "." + hint, USER_ERROR
@@ -67,7 +69,7 @@ def describe(error: Exception) -> tuple[str, int]:
         return f"{error.strerror}: {error.filename}", USER_ERROR
     if "DivergenceError" in names:
         return _on_one_line(error), FAILURE
-    if isinstance(error, ValueError | TypeError | OSError | ImportError) or names & _LIBRARY_ERRORS:
+    if isinstance(error, ValueError | TypeError | OSError) or names & _LIBRARY_ERRORS:
         return _on_one_line(error), USER_ERROR
     message = f"{type(error).__name__}: {_on_one_line(error)} This is a fault of gnomon or of a library below it"
     return f"{message}; set {DEBUG_VARIABLE}=1 to see where.", FAILURE
@@ -80,7 +82,8 @@ def _on_one_line(error: Exception) -> str:
 
 def _leave(message: str, code: int) -> NoReturn:
     """Print one sentence on stderr and exit."""
-    print(f"error: {message}", file=sys.stderr)
+    if message:
+        print(f"error: {message}", file=sys.stderr)
     sys.exit(code)
 
 

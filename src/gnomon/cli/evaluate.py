@@ -10,7 +10,7 @@ from gnomon.cli.outputs import print_json, print_table
 
 
 def evaluate(
-    checkpoint: Annotated[Path, typer.Argument(help="A checkpoint's folder.")],
+    checkpoint: Annotated[Path, typer.Argument(metavar="CHECKPOINT", help="A checkpoint's folder.")],
     data: Annotated[str | None, typer.Option(help="A data set of `gnomon data list`.")] = None,
     source: Annotated[str | None, typer.Option(help="A file, a folder, or a name on the hub.")] = None,
     column: Annotated[str, typer.Option(help="The column of the source that holds the text.")] = "text",

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def generate(
-    checkpoint: Annotated[Path, typer.Argument(help="A checkpoint's folder.")],
+    checkpoint: Annotated[Path, typer.Argument(metavar="CHECKPOINT", help="A checkpoint's folder.")],
     prompt: Annotated[str, typer.Option("--prompt", "-p", help="The text to continue.")],
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Tokens to add, at most.")] = 200,
     temperature: Annotated[float, typer.Option(min=0.0, help="Below 1 is bolder on the likely; 0 is greedy.")] = 1.0,

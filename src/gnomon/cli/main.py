@@ -19,14 +19,20 @@ app = typer.Typer(
 )
 
 
-@app.callback(epilog="Begin with: gnomon demo")
-def options(
-    show_version: Annotated[bool, typer.Option("--version", help="Show the version and exit.")] = False,
-) -> None:
-    """Train Transformers whose parameters are tokens, and make them larger without starting again."""
-    if show_version:
+def print_version(wanted: bool) -> None:
+    """Show the version and exit, before a command is asked for."""
+    if wanted:
         print(f"gnomon {version('gnomon')}")
         raise typer.Exit
+
+
+@app.callback(epilog="Begin with: gnomon demo")
+def options(
+    show_version: Annotated[
+        bool, typer.Option("--version", callback=print_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    """Train Transformers whose parameters are tokens, and make them larger without starting again."""
 
 
 app.command()(demo.demo)
@@ -43,4 +49,4 @@ app.add_typer(data.app, name="data")
 def main() -> None:
     """Run one command; exit with 2 for bad input, 130 or 143 for an interrupt, 1 for our own faults."""
     with one_sentence():
-        sys.exit(app(standalone_mode=False) or 0)
+        sys.exit(app(prog_name="gnomon", standalone_mode=False) or 0)

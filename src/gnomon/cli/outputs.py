@@ -23,18 +23,20 @@ def print_json(payload: Mapping[str, Any] | list[Any]) -> None:
 
 
 def print_table(title: str, columns: Iterable[str], rows: Iterable[Iterable[object]]) -> None:
-    """Print a table; all columns but the first are aligned to the right when they hold numbers."""
+    """Print a table; columns of numbers are aligned to the right, and the first column is never broken."""
     from rich.console import Console
     from rich.table import Table
 
     body = [list(row) for row in rows]
-    table = Table(title=title, title_justify="left", box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for index, column in enumerate(columns):
         is_number = bool(body) and all(isinstance(row[index], int | float) for row in body)
-        table.add_column(column, justify="right" if is_number else "left", overflow="fold")
+        table.add_column(column, justify="right" if is_number else "left", no_wrap=index == 0, overflow="fold")
     for row in body:
         table.add_row(*(f"{cell:,}" if isinstance(cell, int) else str(cell) for cell in row))
-    Console(highlight=False).print(table)
+    console = Console(highlight=False)
+    console.print(title, markup=False, soft_wrap=True)
+    console.print(table)
 
 
 def readable_bytes(number: int) -> str:

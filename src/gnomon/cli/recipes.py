@@ -35,7 +35,7 @@ def list_recipes(as_json: Annotated[bool, typer.Option("--json", help="Print JSO
 
 @app.command("copy")
 def copy_recipe(
-    name: Annotated[str, typer.Argument(help="A recipe of `gnomon recipes list`.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="A recipe of `gnomon recipes list`.")],
     output: Annotated[Path | None, typer.Argument(help="The file to write; NAME.yaml here if left out.")] = None,
 ) -> None:
     """Copy a packaged recipe to a file of your own.

@@ -15,7 +15,9 @@ if TYPE_CHECKING:
 RUNS = Path("runs")
 """Where a run goes that names no output."""
 
-RecipeArgument = Annotated[str, typer.Argument(help="A recipe's file, or a name of `gnomon recipes list`.")]
+RecipeArgument = Annotated[
+    str, typer.Argument(metavar="RECIPE", help="A recipe's file, or a name of `gnomon recipes list`.")
+]
 OverridesOption = Annotated[
     list[str] | None,
     typer.Option("--override", "-o", metavar="KEY=VALUE", help="Change a value; dotted, repeatable."),
@@ -34,8 +36,7 @@ def train(
 ) -> None:
     """Train a model as a recipe says.
 
-    The run's folder holds the recipe in full, the metrics, the ledger, the figures, the checkpoints, and in model/
-    the last model with its tokenizer, which every Hugging Face tool can load.
+    Its folder holds the whole recipe, metrics, ledger, figures, checkpoints, and in model/ the last model.
 
     Examples:
 

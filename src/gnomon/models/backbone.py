@@ -184,7 +184,7 @@ class GnomonModel(GnomonPreTrainedModel):
             position_ids: position of every token; counted from the first token that is no padding if not given.
             inputs_embeds: embeddings in place of ids, (batch, length, d).
             cache: keys and values of earlier tokens.
-            use_cache: return a cache.
+            use_cache: return a cache (a model that looks both ways never has one).
             kwargs: passed to the attention function.
 
         Returns:
@@ -198,15 +198,11 @@ class GnomonModel(GnomonPreTrainedModel):
             raise ValueError("give exactly one of input_ids and inputs_embeds")
         if inputs_embeds is None:
             inputs_embeds = self.embed_tokens(self._check_ids(input_ids))
-        if use_cache and cache is None:
+        if use_cache and cache is None and self.config.is_decoder is not False:
             cache = DynamicCache(config=self.config)
         length = inputs_embeds.shape[1]
         seen = cache.get_seq_length() if cache is not None else 0
-        if attention_mask is not None and attention_mask.dim() == 2 and attention_mask.shape[1] < length:
-            raise ValueError(
-                f"attention_mask needs a column for each cached and each new token, so at least {length}; "
-                f"got {attention_mask.shape[1]}"
-            )
+        self._check_mask(attention_mask, seen, length)
         # create_causal_mask reads packed sequences off the caller's own position ids: give it those, not our counting
         build_mask = create_bidirectional_mask if self.config.is_decoder is False else create_causal_mask
         if build_mask is create_causal_mask:
@@ -217,7 +213,7 @@ class GnomonModel(GnomonPreTrainedModel):
         positions = None
         if self.config.positions == "rotary":
             rope = self.config.rope_parameters
-            positions = rotary_angles(position_ids, rotary_size=self.config.rotary_size, base=rope["rope_theta"])
+            positions = rotary_angles(position_ids, rotary_size=self.config.rotary_size, base=float(rope["rope_theta"]))
         hidden_states = self.dropout(inputs_embeds)
         for layer in self.layers:
             hidden_states = layer(hidden_states, mask=mask, positions=positions, cache=cache, **kwargs)
@@ -236,12 +232,23 @@ class GnomonModel(GnomonPreTrainedModel):
         return input_ids
 
     @staticmethod
+    def _check_mask(attention_mask: Tensor | None, seen: int | Tensor, length: int) -> None:
+        """Refuse a padding mask that leaves out cached or new tokens (a compiler cannot look at a static cache)."""
+        if attention_mask is None or attention_mask.dim() != 2 or torch.compiler.is_compiling():
+            return
+        if attention_mask.shape[1] < int(seen) + length:
+            raise ValueError(
+                f"attention_mask needs a column for each cached and each new token, so at least {int(seen) + length}; "
+                f"got {attention_mask.shape[1]}"
+            )
+
+    @staticmethod
     def _count_positions(embeds: Tensor, attention_mask: Tensor | None, seen: int | Tensor) -> Tensor:
         """Positions from the padding mask where there is one, else after the cached tokens."""
-        length = embeds.shape[1]
+        columns = torch.arange(embeds.shape[1], device=embeds.device) + seen
         if attention_mask is not None and attention_mask.dim() == 2:
-            return (attention_mask.long().cumsum(-1) - 1).clamp(min=0)[:, -length:]
-        return (torch.arange(length, device=embeds.device) + seen).unsqueeze(0)
+            return (attention_mask.long().cumsum(-1) - 1).clamp(min=0)[:, columns]
+        return columns.unsqueeze(0)
 
 
 AutoModel.register(GnomonConfig, GnomonModel, exist_ok=True)

@@ -10,7 +10,7 @@ from huggingface_hub.dataclasses import strict
 from huggingface_hub.errors import StrictDataclassError
 from transformers import AutoConfig, PreTrainedConfig
 
-from gnomon.models.sizes import ATTENTION_SITES, DEFAULTS, TOKEN_FIELDS, check_tokens, resolve
+from gnomon.models.sizes import DEFAULTS, TOKEN_FIELDS, check_tokens, resolve
 from gnomon.nn.feedforward import ACTIVATIONS
 from gnomon.nn.functional import SCORES
 from gnomon.nn.initialization import INITIALIZATIONS
@@ -65,7 +65,7 @@ _D = DEFAULTS
 
 
 def plain_errors(cls: type) -> type:
-    """Let a strict dataclass raise its checks' own ValueError or TypeError, instead of hiding it in an error of its own.
+    """Let a strict dataclass raise the ValueError or TypeError of its checks, which it hides in errors of its own.
 
     Args:
         cls: the strict dataclass.
@@ -76,13 +76,13 @@ def plain_errors(cls: type) -> type:
     construct = cls.__init__
 
     @functools.wraps(construct)
-    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+    def construct_plainly(self: Any, *args: Any, **kwargs: Any) -> None:
         try:
             construct(self, *args, **kwargs)
         except StrictDataclassError as error:
             raise (error.__cause__ or error) from None
 
-    cls.__init__ = __init__  # type: ignore[misc]
+    cls.__init__ = construct_plainly  # type: ignore[misc]
     return cls
 
 
@@ -267,9 +267,6 @@ class GnomonConfig(PreTrainedConfig):
 
     def _resolved(self) -> dict[str, Any]:
         values = {name: getattr(self, name) for name in DEFAULTS}
-        attention = values["num_attention_tokens"]
-        if isinstance(attention, dict) and set(attention) == set(ATTENTION_SITES):
-            values["num_attention_tokens"] = {site: attention[site] for site in ATTENTION_SITES}
         full = resolve(values)
         return {name: full[name] for name in DEFAULTS if full[name] != values[name]}
 

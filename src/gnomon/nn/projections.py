@@ -1,5 +1,6 @@
 """Projections: a linear layer or Pattention, behind one factory."""
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -77,7 +78,8 @@ class Pattention(nn.Module):
         eps: times tau^2, added to the sum of squares of a score row.
 
     Raises:
-        ValueError: for an unknown score, a width or count below 1, or a score scale that the score has no use for.
+        ValueError: for an unknown score, a width or count below 1, or a score scale that is not above 0 or that the
+            score has no use for.
 
     >>> Pattention(16, 32, num_tokens=8)(torch.zeros(2, 16)).shape
     torch.Size([2, 32])
@@ -111,6 +113,8 @@ class Pattention(nn.Module):
         default = functional.default_score_scale(score, num_tokens)
         if default is None and (score_scale is not None or learn_score_scale):
             raise ValueError(f"the score {score!r} normalises nothing and has no score scale; leave it unset")
+        if score_scale is not None and not 0.0 < score_scale < math.inf:
+            raise ValueError(f"score_scale must be above 0 and finite; got {score_scale}")
         self.in_features, self.out_features = in_features, out_features
         self.score, self.eps = score, eps
         self.key_std, self.value_std = key_std, value_std
@@ -161,6 +165,8 @@ class Pattention(nn.Module):
             kept = exact.to(device=after.device, dtype=torch.float32)
             if isinstance(after, nn.Parameter):
                 after.data = kept
+                if after.grad is not None:
+                    after.grad = after.grad.to(torch.float32)
             else:
                 self.score_scale = kept
         return self

@@ -150,14 +150,12 @@ def check_model(model: Mapping[str, Any]) -> None:
                     f"{suggestion(str(name), known)}"
                 )
             )
-    from huggingface_hub.errors import StrictDataclassError
-
     from gnomon.models.config import GnomonConfig
 
     try:
         GnomonConfig(**model_fields(model))
-    except StrictDataclassError as error:
-        raise ValueError(f"model: {error.__cause__ or error}; mend the recipe's model block.") from None
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"model: {error}; mend the recipe's model block.") from None
 
 
 def _name(recipe: object) -> str:
