@@ -129,6 +129,15 @@ def test_settings_of_a_tokenizer_cut_nothing():
     assert tokenizer.backend_tokenizer.truncation["max_length"] == 4
 
 
+def test_names_of_special_tokens_in_a_text_are_text():
+    """A tokenizer that reads `<|endoftext|>` as the end of a document does so in prompts, and not in packing."""
+    text = "a<|endoftext|>b"
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=BYTE.backend_tokenizer, eos_token="<|endoftext|>")
+    assert tokenizer(text)["input_ids"] == [97, 256, 98]
+    assert pack({"a": text}, tokenizer, 4).ids.tolist() == [256, *text.encode(), 256]
+    assert tokenizer(text)["input_ids"] == [97, 256, 98]
+
+
 def test_unknown_tokens_are_counted():
     """What the tokenizer does not know is counted, never dropped."""
     packed = pack({"a": "thé first ☃☃\n"}, TOKENIZERS["char"], 8)
@@ -182,7 +191,12 @@ def test_short_window_is_filled_on_the_right():
     assert set(collate([packed[0]])) == {"input_ids", "labels"}
 
 
-@pytest.mark.parametrize("kind", TOKENIZERS)
+# Merges of white space, which only a text full of it teaches: they tell where a text must not be cut.
+GAPS = "one\n\n\ntwo  \n three\n\n  \n four\t\n\nfive\r\n\r\n" * 30
+CUTTABLE = TOKENIZERS | {"gaps": build_tokenizer({"kind": "bpe", "vocab_size": 282}, {"a": GAPS})}
+
+
+@pytest.mark.parametrize("kind", CUTTABLE)
 @given(
     text=st.lists(st.sampled_from(["a", "the", " ", "  ", "\n", "\n\n", "\r\n", "\t", "'s", "!", "é", "\u2028"]))
     .map("".join)
@@ -192,7 +206,7 @@ def test_short_window_is_filled_on_the_right():
 @settings(deadline=None)
 def test_cutting_a_long_text_changes_no_id(kind, text, size):
     """Encoding a text in pieces gives the ids of the whole, wherever the pieces end."""
-    tokenizer = TOKENIZERS[kind]
+    tokenizer = CUTTABLE[kind]
     assert treats_lines_alone(tokenizer.backend_tokenizer)
     pieces = list(cut_at_lines(text, size))
     assert "".join(pieces) == text

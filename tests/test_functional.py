@@ -3,14 +3,14 @@
 import math
 
 import pytest
-import reference
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from samples import golden
 
+import reference
 from gnomon.nn import functional, kernels
 from gnomon.nn.functional import SCORES, default_score_scale
+from samples import golden
 
 NORMALISING = ("l2_norm_gelu", "gelu_l2_norm", "softmax")
 L2 = NORMALISING[:2]

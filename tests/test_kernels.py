@@ -1,11 +1,11 @@
 """The fast path of Pattention against the equations and against finite differences, in every precision."""
 
 import pytest
-import reference
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import reference
 from gnomon.nn import functional, kernels
 from gnomon.nn.functional import SCORES, default_score_scale
 from gnomon.nn.kernels import FUSED_SCORES, FusedPattention

@@ -34,6 +34,7 @@ def demo(
     """
     output = output or first_free(RUNS / RECIPE)
     refuse_existing(output)
+    from gnomon.report.run import draw_run
     from gnomon.report.run import train as run
     from gnomon.training.recipe import load_recipe
 
@@ -44,16 +45,16 @@ def demo(
 
     model = load_model(output / "model")
     tokenizer = load_tokenizer(output / "model", model)
-    losses = ngram_losses(recipe.stages[-1].data or recipe.data, tokenizer)
+    floors = ngram_losses(recipe.stages[-1].data or recipe.data, tokenizer)
     row = result.ledger[-1]
-    losses[f"this model, {row['parameters']:,} parameters"] = row["validation_loss"]
+    losses = {**floors, f"this model, {row['parameters']:,} parameters": row["validation_loss"]}
     print_table(
         "\nLoss on the held-out play, which none of them has seen (nats per token; lower is better)",
         ["model", "loss"],
         [[name, f"{loss:.4f}"] for name, loss in losses.items()],
     )
-    for figure in sorted((output / "figures").glob("*")):
-        print(f"curve: {figure}")
+    curve = next(path for path in draw_run(output, floors=floors) if path.suffix == ".png")
+    print(f"\nThe curve, with the n-grams as dotted lines: {curve} (and .svg)")
     print("\nWhat it writes:\n", flush=True)
     prompt_ids = encode(PROMPT, tokenizer, model)
     sample(

@@ -39,6 +39,20 @@ def print_table(title: str, columns: Iterable[str], rows: Iterable[Iterable[obje
     console.print(table)
 
 
+def print_cells(title: str, headings: list[str], cells: list[list[str]]) -> None:
+    """Print a ledger, whose cells the report has formatted; where it is too wide, a line a heading."""
+    from rich.console import Console
+
+    from gnomon.report.tables import to_rich
+
+    console = Console(highlight=False)
+    table = to_rich(title, headings, cells)
+    if console.measure(table).minimum <= console.width:
+        console.print(table)
+        return
+    print_table(title, ["", *[""] * len(cells)], zip(headings, *cells, strict=True))
+
+
 def readable_bytes(number: int) -> str:
     """A size in decimal units.
 

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from gnomon.cli.outputs import print_json, print_table
+from gnomon.cli.outputs import print_cells, print_json
 from gnomon.cli.train import RUNS, OverridesOption, RecipeArgument, leave_if_interrupted
 
 
@@ -32,8 +32,19 @@ def sweep(
 
     gnomon sweep demo --grid stages.0.training.learning_rate=1e-3,3e-3 --seeds 3
 
-    gnomon sweep mine.yaml --grid model.projection=linear,pattention --grid seed=0,1 --output results/mine --resume
+    gnomon sweep mine.yaml --grid model.preset=tokenformer-tiny,transformer-tiny --output results/mine --resume
     """
+    values = read_grid(grid or [])
+    from gnomon.report.run import sweep as run
+    from gnomon.report.tables import sweep_cells
+
+    output = output or RUNS / f"{Path(recipe).stem}-sweep"
+    result = run(recipe, values, seeds, output, resume=resume, overrides=override or [], progress=not as_json)
+    leave_if_interrupted(result)
+    if as_json:
+        print_json(result.to_dict())
+    else:
+        print_cells(str(output), *sweep_cells(result.ledger))
 
 
 def read_grid(settings: list[str]) -> dict[str, list[Any]]:

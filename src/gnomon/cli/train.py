@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gnomon.cli.errors import INTERRUPTED
-from gnomon.cli.outputs import print_json, print_table
+from gnomon.cli.outputs import print_cells, print_json
 
 if TYPE_CHECKING:
     from gnomon.training.stages import RunResult
+    from gnomon.training.sweep import SweepResult
 
 RUNS = Path("runs")
 """Where a run goes that names no output."""
@@ -46,34 +47,24 @@ def train(
 
     gnomon train mine.yaml --output runs/short --resume
     """
-    from gnomon.training.recipe import load_recipe, to_yaml
-
-    loaded = load_recipe(recipe, override or [])
     if dry_run:
-        print(to_yaml(loaded), end="")
-        return
-    output = output or RUNS / Path(recipe).stem
-    from gnomon.report.run import train as run
+        from gnomon.training.recipe import load_recipe, to_yaml
 
-    result = run(loaded, output, resume=resume, progress=not as_json)
+        print(to_yaml(load_recipe(recipe, override or [])), end="")
+        return
+    from gnomon.report.run import train as run
+    from gnomon.report.tables import ledger_cells
+
+    output = output or RUNS / Path(recipe).stem
+    result = run(recipe, output, resume=resume, overrides=override or [], progress=not as_json)
     leave_if_interrupted(result)
     if as_json:
-        print_json({"output": str(output), "ledger": result.ledger})
-        return
-    print_ledger(result)
+        print_json(result.to_dict())
+    else:
+        print_cells(str(output), *ledger_cells(result.ledger))
 
 
-def print_ledger(result: "RunResult") -> None:
-    """Print what each stage cost and gained."""
-    columns = ["stage", "steps", "tokens", "flops", "seconds", "validation_loss", "perplexity", "bits_per_byte"]
-    print_table(
-        f"{result.output}",
-        [column.replace("_", " ") for column in columns],
-        [[f"{row[column]:,.4g}" for column in columns] for row in result.ledger],
-    )
-
-
-def leave_if_interrupted(result: "RunResult") -> None:
+def leave_if_interrupted(result: "RunResult | SweepResult") -> None:
     """After an interrupt print the command that continues, and exit with 130 or 143.
 
     Raises:

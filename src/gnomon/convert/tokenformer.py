@@ -230,7 +230,7 @@ def _check_released_form(config: GnomonConfig) -> None:
 def _tau_ratio(name: str, module: Pattention) -> float:
     """tau over the value that the official code would use; 1.0 where it is the same float32 number."""
     expected = default_score_scale(module.score, module.num_tokens)
-    tau = float(module.score_scale)  # type: ignore[arg-type]  # only the score gelu has none
+    tau = float(module.score_scale.detach())  # type: ignore[union-attr]  # only the score gelu has none
     if expected is None or tau == float(torch.tensor(expected, dtype=torch.float32)) or tau == expected:
         return 1.0
     if module.score == "l2_norm_gelu":

@@ -90,10 +90,10 @@ class NGramModel:
         return float(-np.log(self.probabilities(ids)[1:]).mean())
 
     def _find(self, keys: np.ndarray, ranks: np.ndarray, ids: np.ndarray) -> np.ndarray:
-        """The rank of each (context rank, token) among the keys, or -1."""
+        """The rank of each (context rank, token) among the keys, or -1, as for every context of rank -1."""
         wanted = ranks * self.vocab_size + ids
         places = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
-        return np.where((ranks >= 0) & (keys[places] == wanted), places, -1)
+        return np.where(keys[places] == wanted, places, -1)
 
     def _check(self, ids: np.ndarray) -> np.ndarray:
         ids = np.asarray(ids, dtype=np.int64)

@@ -263,7 +263,7 @@ class GnomonConfig(PreTrainedConfig):
     @property
     def rotary_size(self) -> int:
         """How many dimensions of a head turn."""
-        return int(self.head_dim * self.rope_parameters["partial_rotary_factor"])
+        return int(self.head_dim * self.rope_parameters["partial_rotary_factor"] + 1e-6)  # 3 / 44 * 44 is 2.9999...
 
     def _resolved(self) -> dict[str, Any]:
         values = {name: getattr(self, name) for name in DEFAULTS}

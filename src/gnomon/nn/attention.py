@@ -62,10 +62,13 @@ def dot_product_attention(
         length, source = scores.shape[-2:]
         attention_mask = torch.ones(length, source, dtype=torch.bool, device=scores.device).tril(source - length)
     if attention_mask is not None:
+        attention_mask = attention_mask[..., : scores.shape[-1]]
         if attention_mask.dtype == torch.bool:
-            attention_mask = torch.where(attention_mask, 0.0, torch.finfo(scores.dtype).min)
-        scores = scores + attention_mask[..., : scores.shape[-1]]
-    weights = torch.softmax(scores, dim=-1, dtype=torch.float32).to(query.dtype)
+            scores = scores.masked_fill(~attention_mask, torch.finfo(scores.dtype).min)
+        else:
+            scores = scores + attention_mask
+    wide = torch.promote_types(scores.dtype, torch.float32)
+    weights = torch.softmax(scores, dim=-1, dtype=wide).to(query.dtype)
     weights = F.dropout(weights, dropout, module.training)
     return (weights @ value).transpose(1, 2).contiguous(), weights
 

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from filelock import FileLock, Timeout
 
-from gnomon.training.checkpoints import clear_leftovers, publish
+from gnomon.training.checkpoints import publish
 from gnomon.training.options import Recipe
 from gnomon.training.recipe import load_recipe, to_yaml
 from gnomon.training.records import read_json, read_rows, write_json, write_rows, write_text
@@ -111,7 +111,7 @@ def create(output: Path, recipe: Recipe) -> RunFolder:
 
 
 def reopen(output: Path, recipe: Recipe) -> RunFolder:
-    """Check that a run can be continued, and clear away what it was writing when it ended.
+    """Check that a run can be continued.
 
     Raises:
         FileNotFoundError: There is no run in the folder.
@@ -130,7 +130,6 @@ def reopen(output: Path, recipe: Recipe) -> RunFolder:
             f"the run in {output} was started with {difference}; resume it with its own recipe "
             f"{folder.recipe}, or start another run in another folder."
         )
-    clear_leftovers(output)
     return folder
 
 

@@ -37,6 +37,20 @@ def load_recipe(recipe: Recipe | Mapping[str, Any] | str | Path, overrides: Sequ
     >>> load_recipe("demo", ["stages.0.training.max_steps=5"]).stages[0].training.max_steps
     5
     """
+    return check_recipe(read_recipe(recipe, overrides))
+
+
+def read_recipe(recipe: Recipe | Mapping[str, Any] | str | Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
+    """Read a recipe and change it, but check only that it is a mapping: what its author wrote, and no more.
+
+    Args:
+        recipe: As for `load_recipe`.
+        overrides: As for `load_recipe`.
+
+    Raises:
+        FileNotFoundError: There is no such file and no such packaged recipe.
+        ValueError: It is not YAML or no mapping, or an override leads nowhere.
+    """
     if isinstance(recipe, Recipe):
         written: Any = recipe.to_dict()
     elif isinstance(recipe, Mapping):
@@ -48,8 +62,18 @@ def load_recipe(recipe: Recipe | Mapping[str, Any] | str | Path, overrides: Sequ
             f"a recipe must be a mapping with the keys {', '.join(Recipe.model_fields)}, "
             f"but {_name(recipe)} holds {written!r:.60}; see `gnomon recipes list`."
         )
+    return apply_overrides(written, overrides)
+
+
+def check_recipe(written: dict[str, Any]) -> Recipe:
+    """Complete and check what `read_recipe` has read.
+
+    Raises:
+        FileNotFoundError: The checkpoint is no folder.
+        ValueError: A key is unknown, or a value has the wrong type or size.
+    """
     try:
-        checked = Recipe.model_validate(_inherit(apply_overrides(written, overrides)))
+        checked = Recipe.model_validate(_inherit(written))
     except ValidationError as error:
         raise ValueError(first_problem(error)) from None
     if checked.tokenizer is None and "checkpoint" not in checked.model:
@@ -152,8 +176,9 @@ def check_model(model: Mapping[str, Any]) -> None:
             )
     from gnomon.models.config import GnomonConfig
 
+    fields = model_fields(model)
     try:
-        GnomonConfig(**model_fields(model))
+        GnomonConfig(**fields)
     except (TypeError, ValueError) as error:
         raise ValueError(f"model: {error}; mend the recipe's model block.") from None
 

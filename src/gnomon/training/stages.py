@@ -43,7 +43,9 @@ class RunResult:
         return {"output": str(self.output), "ledger": self.ledger, "interrupted": self.interrupted}
 
 
-def run(recipe: Recipe, output: Path | str, *, resume: bool = False, progress: bool = True) -> RunResult:
+def run(
+    recipe: Recipe, output: Path | str, *, resume: bool = False, progress: bool = True, title: str = ""
+) -> RunResult:
     """Train as a recipe says.
 
     Everything is loaded and checked before the folder appears. An interrupted or killed run continues from its
@@ -54,6 +56,7 @@ def run(recipe: Recipe, output: Path | str, *, resume: bool = False, progress: b
         output: The run's folder.
         resume: Continue the run in the folder; a finished one is left as it is.
         progress: Show progress on standard error.
+        title: What the progress display calls the run.
 
     Returns:
         The folder and its ledger; after SIGINT or SIGTERM with the signal's number.
@@ -72,12 +75,14 @@ def run(recipe: Recipe, output: Path | str, *, resume: bool = False, progress: b
     prepared = prepare(recipe)
     folder = RunFolder(output) if resume else folders.create(output, recipe)
     with folders.locked(output), without_bars(), catch_interrupts() as interrupt:
+        clear_leftovers(output)
         ledger = [row for row in read_rows(folder.ledger) if row["status"] == "finished"]
         write_rows(folder.ledger, ledger)
         if resume and len(ledger) < len(recipe.stages):
             folders.record_continuation(folder, recipe.seed)
         for index in range(len(ledger), len(recipe.stages)):
-            row = None if interrupt else _run_stage(folder, prepared, index, ledger, interrupt, progress)
+            display = ProgressDisplay(f"{title} stage {index}".strip()) if progress else None
+            row = None if interrupt else _run_stage(folder, prepared, index, ledger, interrupt, display)
             if row is None:
                 return RunResult(output, ledger, interrupt.signal)
             ledger.append(row)
@@ -91,7 +96,7 @@ def _run_stage(
     index: int,
     ledger: list[dict[str, Any]],
     interrupt: Interrupt,
-    progress: bool,
+    display: ProgressDisplay | None,
 ) -> dict[str, Any] | None:
     """Train one stage from where it stands to its end; None when a signal stops it on the way."""
     stage_folder, options = folder.stage(index), prepared.recipe.stages[index].training
@@ -118,7 +123,7 @@ def _run_stage(
         tokens_before=previous.get("cumulative_tokens", 0),
         seconds_before=previous.get("cumulative_seconds", 0.0),
     )
-    callbacks = _callbacks(folder, plan, done, progress)
+    callbacks = _callbacks(folder, plan, done, display)
     trainer = StageTrainer(
         model=model,
         options=options,
@@ -150,13 +155,13 @@ def _run_stage(
     return _ledger_row(trainer, plan, score, prepared, previous)
 
 
-def _callbacks(folder: RunFolder, plan: StagePlan, done: int, progress: bool) -> list[Observer]:
+def _callbacks(folder: RunFolder, plan: StagePlan, done: int, display: ProgressDisplay | None) -> list[Observer]:
     """What is told about the stage."""
     callbacks: list[Observer] = [MetricsWriter(folder.metrics)]
     if TensorBoardWriter.is_available():
         callbacks.append(TensorBoardWriter(folder.tensorboard, plan.steps_before + done + 1))
-    if progress:
-        callbacks.append(ProgressDisplay(f"stage {plan.index}"))
+    if display is not None:
+        callbacks.append(display)
     return callbacks
 
 
