@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 
-from gnomon.growth.api import grow
+from gnomon import grow
 from gnomon.growth.depth import insert_layers
 from gnomon.growth.optimizer import grow_parameter
 from gnomon.growth.rows import RowRule, RowUpdates

@@ -8,10 +8,9 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from gnomon import GnomonConfig, GnomonForCausalLM
+from gnomon import GnomonConfig, GnomonForCausalLM, grow
 from gnomon.convert import from_tokenformer
 from gnomon.convert.tokenformer import tensor_names
-from gnomon.growth.api import grow
 from gnomon.growth.report import tolerance
 from gnomon.growth.sites import pattentions
 
@@ -162,7 +161,9 @@ def test_a_grown_model_survives_disk(tmp_path: Path) -> None:
         ({"num_attention_tokens": 8}, {}, "shrink"),
         ({"num_attention_tokens": 16}, {}, "nothing grows"),
         ({}, {}, "at least one"),
-        ({"hidden_widht": 8}, {}, "num_attention_tokens"),
+        ({"hidden_widht": 8}, {}, "no size that grows"),
+        ({"num_attention_tokens": 32, "hidden_size": 64}, {}, "calls of their own"),
+        ({"num_hidden_layers": 3}, {"init": "random"}, "identity"),
         ({"num_attention_tokens": 2.5}, {}, "whole numbers"),
         ({"num_attention_tokens": 32}, {"init": "zero"}, "exact, replicate"),
         ({"num_attention_tokens": 40}, {"init": "replicate"}, "16 to 32 or another"),

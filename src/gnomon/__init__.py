@@ -5,11 +5,15 @@ makes transformers' Auto classes and pipelines know gnomon's models, as soon as 
 """
 
 import importlib
+import sys
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import wrapt
 
 if TYPE_CHECKING:
+    from gnomon.growth.api import grow
+    from gnomon.growth.shrink import shrink
     from gnomon.models.backbone import GnomonModel, GnomonPreTrainedModel
     from gnomon.models.config import GnomonConfig
     from gnomon.models.presets import preset, presets
@@ -23,25 +27,48 @@ _PUBLIC = {
     "GnomonForCausalLM": "gnomon.models.text",
     "GnomonModel": "gnomon.models.backbone",
     "GnomonPreTrainedModel": "gnomon.models.backbone",
+    "grow": "gnomon.growth.api",
     "preset": "gnomon.models.presets",
     "presets": "gnomon.models.presets",
+    "shrink": "gnomon.growth.shrink",
     "train": "gnomon.report.run",
 }
 """Public name -> the module that has it."""
 
-_REGISTERED_BY = {
-    "transformers.models.auto.configuration_auto": "gnomon.models.config",
-    "transformers.models.auto.modeling_auto": "gnomon.models.text",
-}
-"""A module of transformers -> the module of gnomon that registers itself there when imported."""
+_HEADS = "gnomon.models.text"
+"""The module that makes transformers' Auto classes know every model of the library, when it is imported."""
+
+_AUTO_CLASSES = "transformers.models.auto.configuration_auto"
+
+_NEEDED = (
+    _AUTO_CLASSES,
+    "transformers.models.auto.modeling_auto",
+    "transformers.models.auto.auto_factory",
+    "transformers.cache_utils",
+    "transformers.configuration_utils",
+    "transformers.generation.utils",
+    "transformers.masking_utils",
+    "transformers.modeling_layers",
+    "transformers.modeling_outputs",
+    "transformers.modeling_utils",
+    "transformers.utils",
+    "transformers.utils.deprecation",
+    "transformers.utils.generic",
+    "transformers.utils.output_capturing",
+    "gnomon.models.backbone",
+    "gnomon.models.config",
+)
+"""What has to be there, and complete, before the heads can be imported."""
 
 __all__ = [
     "GnomonConfig",
     "GnomonForCausalLM",
     "GnomonModel",
     "GnomonPreTrainedModel",
+    "grow",
     "preset",
     "presets",
+    "shrink",
     "train",
 ]
 
@@ -50,7 +77,7 @@ def __getattr__(name: str) -> Any:
     """Load a public name, or a room of the house, when it is first used."""
     if name in _PUBLIC:
         return getattr(importlib.import_module(_PUBLIC[name]), name)
-    if name in ("analysis", "convert", "data", "evaluation", "models", "nn", "report", "training"):
+    if name in ("analysis", "convert", "data", "evaluation", "growth", "models", "nn", "report", "training"):
         return importlib.import_module(f"gnomon.{name}")
     raise AttributeError(f"module 'gnomon' has no attribute {name!r}")
 
@@ -59,5 +86,12 @@ def __dir__() -> list[str]:
     return sorted((*globals(), *_PUBLIC))
 
 
-for _theirs, _ours in _REGISTERED_BY.items():
-    wrapt.register_post_import_hook(lambda _, name=_ours: importlib.import_module(name), _theirs)
+def _register(loaded: ModuleType) -> None:
+    """Import the heads once the Auto classes are there; while something needed is loading, its own end comes later."""
+    loading = (sys.modules[name] for name in _NEEDED if name in sys.modules and name != loaded.__name__)
+    if _AUTO_CLASSES in sys.modules and not any(getattr(module.__spec__, "_initializing", False) for module in loading):
+        importlib.import_module(_HEADS)
+
+
+for _name in _NEEDED:
+    wrapt.register_post_import_hook(_register, _name)

@@ -1,6 +1,6 @@
-"""`grow`: one call that makes a model larger, in place."""
+"""`grow`: one call that makes a model larger, in place: more parameter tokens, more layers, or wider."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -8,15 +8,78 @@ from torch import Tensor
 from torch.optim import Optimizer
 from transformers import PreTrainedModel
 
-from gnomon.growth.optimizer import check_optimizer, grow_parameter
+from gnomon.growth.depth import insert_layers
+from gnomon.growth.optimizer import check_optimizer
 from gnomon.growth.report import GrowthReport, measured
-from gnomon.growth.sites import Site, describe, sites
-from gnomon.growth.tokens import NewTokens, check_growth, new_tokens
-
-PARTS = ("key_tokens", "value_tokens")
+from gnomon.growth.sites import PARTS, TOKEN_SIZES, describe, put, sites
+from gnomon.growth.tokens import check_growth, new_tokens
+from gnomon.growth.width import WIDTHS, grow_width
 
 
 def grow(
+    model: PreTrainedModel,
+    *,
+    init: str = "exact",
+    score_scale: str | None = None,
+    layers: Sequence[int] | None = None,
+    optimizer: Optimizer | None = None,
+    seed: int | None = None,
+    offset_std: float = 1.0,
+    probe: Mapping[str, Tensor] | None = None,
+    **sizes: Any,
+) -> GrowthReport:
+    """Make a model larger, in place, and measure what that changed.
+
+    Parameters keep their identity, so that optimisers, schedulers and hooks stay valid; the config describes the
+    result. Tokens, layers and widths grow in calls of their own.
+
+    Args:
+        model: a gnomon model.
+        init: of tokens `exact`, `replicate`, `random` or `reference` (see `grow_tokens`); of widths `exact`,
+            `net2net` or `hypercloning` (see `grow_width`); of layers `exact` alone.
+        score_scale: of tokens `hold` or `count`; None for the init's own rule.
+        layers: of tokens, the layers that grow; of new layers, the old ones that they come before.
+        optimizer: the model's; its state is carried along.
+        seed: of the new parameters; torch's global generator if None.
+        offset_std: size of `replicate`'s offsets, as a multiple of the values' standard deviation.
+        probe: keyword arguments of a forward pass to measure on; random ids if None.
+        sizes: config fields with their values after growth: `num_attention_tokens`, `num_output_tokens`,
+            `num_feed_forward_tokens`; or `num_hidden_layers`; or `intermediate_size`, `num_attention_heads`,
+            `num_key_value_heads`, `head_dim`, `hidden_size`.
+
+    Returns:
+        The report.
+
+    Raises:
+        ValueError: with the rule, the value and the remedy; the model is then unchanged.
+    """
+    common = {"optimizer": optimizer, "seed": seed, "probe": probe}
+    kinds = {
+        "tokens": set(sizes) & set(TOKEN_SIZES),
+        "layers": set(sizes) & {"num_hidden_layers"},
+        "widths": set(sizes) & set(WIDTHS),
+    }
+    if unknown := sorted(set(sizes) - set().union(*kinds.values())):
+        known = (*TOKEN_SIZES, "num_hidden_layers", *WIDTHS)
+        raise ValueError(f"{unknown[0]} is no size that grows; there are {', '.join(known)}")
+    if sum(map(bool, kinds.values())) > 1:
+        raise ValueError(f"tokens, layers and widths grow in calls of their own; got {', '.join(sizes)} in one")
+    if not (kinds["layers"] or kinds["widths"]):
+        return grow_tokens(
+            model, init=init, score_scale=score_scale, layers=layers, offset_std=offset_std, **common, **sizes
+        )
+    if score_scale is not None:
+        raise ValueError(f"score_scale belongs to parameter tokens; leave it unset for {', '.join(sizes)}")
+    if kinds["layers"]:
+        if init != "exact":
+            raise ValueError(f"new layers start as the identity, init exact; got {init!r}")
+        return insert_layers(model, positions=layers, **common, **sizes)
+    if layers is not None:
+        raise ValueError(f"{', '.join(sizes)} grows in all layers alike; leave layers unset, got {list(layers)}")
+    return grow_width(model, method=init, **common, **sizes)
+
+
+def grow_tokens(
     model: PreTrainedModel,
     *,
     init: str = "exact",
@@ -28,12 +91,11 @@ def grow(
     probe: Mapping[str, Tensor] | None = None,
     **sizes: Any,
 ) -> GrowthReport:
-    """Make a model larger, in place, and measure what that changed.
+    """Append parameter tokens, in place, and measure what that changed.
 
         K = [K_old; K_new],   V = [V_old; V_new]
 
-    Source: TF eq. 11-12; the cases of exactness are in `gnomon.growth.tokens`. Parameters keep their identity, so
-    that optimisers, schedulers and hooks stay valid; the config describes the result.
+    Source: TF eq. 11-12; the cases of exactness are in `gnomon.growth.tokens`.
 
     Differs: the reference grows when it loads a checkpoint, lets tau follow the count and drops the optimiser
     (here: `init="reference"`).
@@ -75,34 +137,3 @@ def grow(
         return rows
 
     return measured(model, change, init=init, probe=probe)
-
-
-def put(site: Site, plan: NewTokens, optimizer: Optimizer | None, drop_state: bool = False) -> dict[str, Any]:
-    """Put new tokens in place and say what changed.
-
-    Args:
-        site: where.
-        plan: the tokens.
-        optimizer: whose state follows.
-        drop_state: forget the optimiser's state of these tokens.
-
-    Returns:
-        A row of the report.
-    """
-    module, before = site.module, site.module.num_tokens
-    tau = None if module.score_scale is None else float(module.score_scale)
-    for part, data, moment in zip(PARTS, (plan.keys, plan.values), (plan.key_moment, 1.0), strict=True):
-        parameter = getattr(module, part)
-        grow_parameter(parameter, data, plan.source, optimizer=optimizer, moment=moment, drop_state=drop_state)
-    if module.score_scale is not None:
-        module.score_scale.data.fill_(plan.score_scale)
-    dead = ~(module.key_tokens.any(dim=1) | module.value_tokens.any(dim=1))
-    return {
-        "name": site.name,
-        "tokens_before": before,
-        "tokens_after": module.num_tokens,
-        "score_scale_before": tau,
-        "score_scale_after": None if module.score_scale is None else float(module.score_scale),
-        "exact": plan.is_exact,
-        "dead": int(dead.sum()) * (module.in_features + module.out_features),
-    }

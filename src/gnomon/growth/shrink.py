@@ -8,11 +8,10 @@ from torch import Tensor
 from torch.optim import Optimizer
 from transformers import PreTrainedModel
 
-from gnomon.growth.api import PARTS, put
 from gnomon.growth.measure import TokenStatistics, observe
 from gnomon.growth.optimizer import check_optimizer
 from gnomon.growth.report import GrowthReport, measured, probe_batch
-from gnomon.growth.sites import Site, describe, sites
+from gnomon.growth.sites import PARTS, Site, describe, put, sites
 from gnomon.growth.tokens import NewTokens
 
 IMPORTANCES = ("contribution", "last")

@@ -5,8 +5,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
+from torch.optim import Optimizer
 from transformers import PreTrainedModel
 
+from gnomon.growth.optimizer import grow_parameter
+from gnomon.growth.tokens import NewTokens
 from gnomon.models.sizes import ATTENTION_SITES, SITES, check_tokens, compact, layer_tokens
 from gnomon.nn.blocks import Block
 from gnomon.nn.projections import Pattention
@@ -17,6 +20,8 @@ TOKEN_SIZES = {
     "num_feed_forward_tokens": ("feed_forward",),
 }
 """Config field -> the sites whose token count it holds."""
+
+PARTS = ("key_tokens", "value_tokens")
 
 
 @dataclass(frozen=True)
@@ -101,3 +106,34 @@ def describe(model: PreTrainedModel) -> None:
         if getattr(config, field) is not None:
             entries = [{site: row[site] for site in places} if len(places) > 1 else row[places[0]] for row in counts]
             setattr(config, field, compact(entries))
+
+
+def put(site: Site, plan: NewTokens, optimizer: Optimizer | None, drop_state: bool = False) -> dict[str, Any]:
+    """Put new tokens in place and say what changed.
+
+    Args:
+        site: where.
+        plan: the tokens.
+        optimizer: whose state follows.
+        drop_state: forget the optimiser's state of these tokens.
+
+    Returns:
+        A row of the report.
+    """
+    module, before = site.module, site.module.num_tokens
+    tau = None if module.score_scale is None else float(module.score_scale)
+    for part, data, moment in zip(PARTS, (plan.keys, plan.values), (plan.key_moment, 1.0), strict=True):
+        parameter = getattr(module, part)
+        grow_parameter(parameter, data, plan.source, optimizer=optimizer, moment=moment, drop_state=drop_state)
+    if module.score_scale is not None:
+        module.score_scale.data.fill_(plan.score_scale)
+    dead = ~(module.key_tokens.any(dim=1) | module.value_tokens.any(dim=1))
+    return {
+        "name": site.name,
+        "tokens_before": before,
+        "tokens_after": module.num_tokens,
+        "score_scale_before": tau,
+        "score_scale_after": None if module.score_scale is None else float(module.score_scale),
+        "exact": plan.is_exact,
+        "dead": int(dead.sum()) * (module.in_features + module.out_features),
+    }

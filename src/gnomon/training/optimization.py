@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterator
 
+import numpy
 import torch
 from torch import nn
 from torch.utils.data import Sampler
@@ -94,6 +95,6 @@ class EpochSampler(Sampler[int]):
         return self.size
 
     def __iter__(self) -> Iterator[int]:
-        # One number for the three: seeds lie below 2^31, stages below 2^12, epochs below 2^20.
-        generator = torch.Generator().manual_seed((self.seed << 32) | (self.stage << 20) | self.epoch)
-        return iter(torch.randperm(self.size, generator=generator).tolist())
+        # numpy mixes the three numbers; torch's generator would read the last 32 bits of one number alone.
+        generator = numpy.random.default_rng([self.seed, self.stage, self.epoch])
+        return iter(generator.permutation(self.size).tolist())
