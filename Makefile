@@ -24,8 +24,8 @@ demo: $(READY) ## Train a small TokenFormer on Shakespeare and print what it wri
 
 # Compiled models cannot be looked into by the shape checks, so their tests have a session of their own.
 test: $(READY) ## Run the tests.
-	GNOMON_SHAPE_CHECKS=0 $(BIN)/python -m pytest -q -m compile tests
-	$(BIN)/python -m pytest -q -n 2 --dist worksteal
+	GNOMON_SHAPE_CHECKS=0 $(BIN)/python -m pytest -m compile tests
+	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 check: $(READY) ## Lint, formatting, types, and the direction of imports.
 	$(BIN)/ruff check

@@ -39,7 +39,7 @@ class Spread:
         return cls(median, low, high)
 
     def __str__(self) -> str:
-        return f"{self.median:.2f} ({self.low:.2f} to {self.high:.2f})"
+        return f"{self.median:.2f} ({self.low:.2f}-{self.high:.2f})"
 
 
 @dataclass
@@ -75,7 +75,7 @@ class Report:
         folder.mkdir(parents=True, exist_ok=True)
         document = {"title": self.title, "about": self.about, **conditions, "cases": self.cases}
         paths = [folder / f"{name}.md", folder / f"{name}.json"]
-        for path, text in zip(paths, (self._markdown(conditions), json.dumps(document, indent=1) + "\n")):
+        for path, text in zip(paths, (self._markdown(conditions), json.dumps(document, indent=1) + "\n"), strict=True):
             temporary = path.with_name(f".{path.name}.partial")
             temporary.write_text(text, encoding="utf-8")
             temporary.replace(path)
@@ -84,7 +84,7 @@ class Report:
     def _markdown(self, conditions: Mapping[str, Any]) -> str:
         lines = [f"# {self.title}", "", "    " + str(conditions["command"]), ""]
         lines += ["| " + " | ".join(row) + " |" for row in [self.columns, ["---"] * len(self.columns), *self.rows]]
-        lines += ["", *self.about, ""]
+        lines += ["", *(f"{line}\n" for line in self.about)]
         lines += [f"- {key.replace('_', ' ')}: {value}" for key, value in conditions.items() if key != "command"]
         return "\n".join(lines) + "\n"
 
@@ -94,9 +94,7 @@ def options(description: str, *, rounds: int) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--rounds", type=int, default=rounds, help="timed turns of each contender (at least 2)")
     parser.add_argument("--threads", type=int, default=os.cpu_count(), help="threads of torch; default: all cores")
-    parser.add_argument(
-        "--output", type=Path, default=ROOT / "results" / "benchmarks", help="folder of the two files"
-    )
+    parser.add_argument("--output", type=Path, default=ROOT / "results" / "benchmarks", help="folder of the two files")
     return parser
 
 
@@ -149,7 +147,7 @@ def interleave(
 
 def ratio(seconds: Seconds, name: str, base: str) -> Spread:
     """Time of one contender over another's in the same round, over all rounds."""
-    return Spread.of([above / below for above, below in zip(seconds[name], seconds[base])])
+    return Spread.of([above / below for above, below in zip(seconds[name], seconds[base], strict=True)])
 
 
 def _processor() -> str:

@@ -1,26 +1,26 @@
 """The training step of a TokenFormer against its reference formulation and against transformers' GPT-NeoX.
 
 One step is forward, loss, backward and AdamW. The three models take turns in one process; a ratio is a model's time
-over gnomon's in the same round, so that a number above 1 means that gnomon is faster. Nothing is timed before the
-reference formulation has given the same logits, loss and gradients.
+over gnomon's in the same round, so that a number above 1 means that gnomon is faster. Beside it stands what a model
+keeps for its backward pass, which does not depend on the machine. Nothing is timed before the reference formulation
+has given the same logits, loss and gradients.
 """
 
-import argparse
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
-from _common import Report, Spread, conditions, interleave, options, ratio
 from rich.progress import Progress
 from torch import Tensor, nn
 from transformers import GPTNeoXConfig, GPTNeoXForCausalLM, PreTrainedModel
 
+from _common import Report, Spread, conditions, interleave, options, ratio
 from gnomon import GnomonConfig, GnomonForCausalLM
 from gnomon.nn.projections import Pattention
 
-OURS, REFERENCE, NEOX = "gnomon", "reference formulation", "GPT-NeoX"
+OURS, REFERENCE, NEOX = "gnomon", "reference", "GPT-NeoX"
 OUTPUT_TOLERANCE, GRADIENT_TOLERANCE, LOSS_TOLERANCE = 1e-5, 1e-4, 3e-6
 """Largest difference over the largest value of the tensor; of the loss, the plain difference."""
 
@@ -155,11 +155,24 @@ def check_sizes(ours: PreTrainedModel, other: PreTrainedModel) -> float:
     return share
 
 
+def kept_bytes(model: nn.Module, ids: Tensor) -> int:
+    """How much a forward pass keeps for the backward pass besides the parameters, each memory counted once."""
+    kept = {}
+    parameters = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
+
+    def keep(tensor: Tensor) -> Tensor:
+        kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        loss = model(input_ids=ids, labels=ids).loss
+    del loss
+    return sum(storage.nbytes() for pointer, storage in kept.items() if pointer not in parameters)
+
+
 def training_step(model: nn.Module, ids: Tensor) -> Callable[[], None]:
     """One step as a function: forward, loss, backward, AdamW."""
-    optimizer = torch.optim.AdamW(
-        model.parameters(), lr=1e-4, betas=(0.9, 0.95), weight_decay=0.1, fused=True
-    )
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
 
     def step() -> None:
         model(input_ids=ids, labels=ids).loss.backward()
@@ -175,20 +188,22 @@ def measure(case: Case, report: Report, *, rounds: int, after_round: Callable[[]
     models = {OURS: build_tokenformer(case), REFERENCE: build_reference(case), NEOX: build_neox(case)}
     share = check_sizes(models[OURS], models[NEOX])
     differences = check_equivalence(models[OURS], models[REFERENCE], ids)
+    kept = {name: kept_bytes(model, ids) for name, model in models.items()}
     steps = {name: training_step(model, ids) for name, model in models.items()}
     seconds = interleave(steps, rounds=rounds, after_round=after_round)
     report.add(
         [
             case,
-            f"{_block_parameters(models[OURS]) / 1e6:.2f}",
             f"{1e3 * Spread.of(seconds[OURS]).median:.0f}",
-            ratio(seconds, REFERENCE, OURS),
-            ratio(seconds, NEOX, OURS),
+            *(ratio(seconds, name, OURS) for name in (REFERENCE, NEOX)),
+            f"{kept[OURS] / 2**20:.0f}",
+            *(f"{kept[name] / kept[OURS]:.2f}" for name in (REFERENCE, NEOX)),
         ],
         case=vars(case),
         block_parameters=_block_parameters(models[OURS]),
         neox_block_parameters_over_ours=share,
         differences=differences,
+        kept_bytes=kept,
         ratios={name: vars(ratio(seconds, name, OURS)) for name in (REFERENCE, NEOX)},
         seconds=seconds,
     )
@@ -198,20 +213,22 @@ def main(arguments: list[str] | None = None, cases: list[Case] | None = None) ->
     """Measure all cases, print the table and write it."""
     parser = options(__doc__.splitlines()[0], rounds=12)
     parser.add_argument("--only", type=int, choices=range(len(CASES)), help="number of the only case to run")
-    chosen: argparse.Namespace = parser.parse_args(arguments)
+    chosen = parser.parse_args(arguments)
     torch.set_num_threads(chosen.threads)
     cases = cases or (CASES if chosen.only is None else [CASES[chosen.only]])
     report = Report(
         title="Training step",
         about=[
-            f"Times of the {REFERENCE} and of {NEOX} over gnomon's in the same round: median (quartiles) of "
-            f"{chosen.rounds} rounds; above 1, gnomon is faster.",
-            "A case is width, layers, and batch x sequence length; float32, eager, sdpa attention, tied embeddings of "
-            f"{cases[0].vocabulary} rows, fused AdamW.",
+            "Time: one step of gnomon, and the reference formulation's and transformers' GPT-NeoX's over gnomon's in "
+            f"the same round, median (quartiles) of {chosen.rounds} rounds; above 1, gnomon is faster.",
+            "Kept: what gnomon's forward pass keeps for the backward pass besides the parameters, and the others' "
+            "over gnomon's.",
+            "A case is width, layers, and batch x sequence length. float32, eager, sdpa attention, tied embeddings of "
+            f"{cases[0].vocabulary} rows, fused AdamW; the blocks of GPT-NeoX have as many parameters within 1%.",
             f"Before timing, logits agreed within {OUTPUT_TOLERANCE:g}, gradients within {GRADIENT_TOLERANCE:g} (over "
-            f"the tensor's largest value) and the loss within {LOSS_TOLERANCE:g} with the {REFERENCE}.",
+            f"the tensor's largest value) and the loss within {LOSS_TOLERANCE:g} with the reference formulation.",
         ],
-        columns=["case", "block parameters (M)", "gnomon (ms)", REFERENCE, NEOX],
+        columns=["case", "time (ms)", REFERENCE, NEOX, "kept (MB)", f"{REFERENCE}, kept", f"{NEOX}, kept"],
     )
     with Progress() as progress:
         for case in cases:

@@ -77,6 +77,11 @@ class Case:
     def has_positions(self) -> bool:
         return self.fields.get("positions") != "none"
 
+    @property
+    def has_score_scale(self) -> bool:
+        has_tokens = "pattention" in (self.fields.get("projection", "pattention"), self.fields.get("feed_forward"))
+        return has_tokens and self.fields.get("score") != "gelu"
+
     def build(self, **options: Any):
         """The model, by default with its weights times 4."""
         return build(self.head.cls, self.fields, **options)

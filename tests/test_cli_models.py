@@ -91,10 +91,15 @@ def test_generation_repeats_itself_by_seed_and_streams_the_same_text(workplace: 
     answer = json.loads(succeed("generate", *options, "--json", cwd=workplace))
     assert answer["text"].startswith("The ")
     assert answer["new_tokens"] <= 40
-    streamed = succeed("generate", *options, cwd=workplace)
+    result = gnomon("generate", *options, cwd=workplace)
+    streamed = result.stdout
+    assert result.stderr == ""
     assert streamed.removesuffix("\n") == answer["text"]
     other = succeed("generate", *options, "--seed", 1, "--top-k", 5, "--top-p", 0.9, cwd=workplace)
     assert other != streamed
+    beyond = gnomon("generate", "run/model", "--prompt", "The ", "--max-new-tokens", 61, cwd=workplace)
+    assert beyond.returncode == 0
+    assert beyond.stderr == "note: the model is meant for up to 64 tokens, and 65 are asked for.\n"
 
 
 def test_information_on_a_checkpoint_counts_what_is_stored(workplace: Path, ledger: dict) -> None:
@@ -120,6 +125,22 @@ def test_conversion_there_and_back_gives_the_same_tensors(workplace: Path, tmp_p
     assert all(ours[name].equal(back[name]) for name in ours)
     assert (tmp_path / "back/tokenizer.json").is_file()
     assert gnomon("convert", "tokenformer", "official", "back", cwd=tmp_path).returncode == 2
+
+
+def test_a_sweep_trains_each_setting_once(workplace: Path, tmp_path: Path) -> None:
+    """Two learning rates make two rows, a table and a figure; resuming adds a third and trains no other again."""
+    for name in ("text.txt", "tiny.yaml"):
+        shutil.copy(workplace / name, tmp_path)
+    rate = "stages.0.training.learning_rate"
+    command = ["sweep", "tiny.yaml", "--output", "grid", "--json"]
+    first = json.loads(succeed(*command, "--grid", f"{rate}=1e-3,3e-3", cwd=tmp_path))
+    assert [row["settings"][rate] for row in first["ledger"]] == [1e-3, 3e-3]
+    again = json.loads(succeed(*command, "--grid", f"{rate}=1e-3,3e-3,1e-2", "--resume", cwd=tmp_path))
+    assert again["ledger"][:2] == first["ledger"]
+    assert again["ledger"][2]["settings"] == {rate: 1e-2}
+    assert {"table.md", "table.csv", "figure.svg", "figure.png"} <= {
+        path.name for path in (tmp_path / "grid").iterdir()
+    }
 
 
 def empty_text(folder: Path) -> list[object]:
@@ -202,7 +223,7 @@ def missing_config_file(folder: Path) -> list[object]:
         (no_tokenizer, "tokenizer.json"),
         (unknown_characters, "'Привет'"),
         (no_weights, "no weights"),
-        (damaged_weights, ""),
+        (damaged_weights, "the weights of model are damaged"),
         (misspelt_configuration, "did you mean 'hidden_size'?"),
         (missing_config_file, "--config"),
     ],
@@ -253,3 +274,31 @@ def count_rows(folder: Path) -> int:
     """The rows of metrics that a run has written."""
     metrics = folder / "run" / "metrics.jsonl"
     return metrics.read_text().count("\n") if metrics.exists() else 0
+
+
+def test_padding_rows_of_the_table_are_never_sampled() -> None:
+    """Ids past the tokenizer's last have a row in the model and no text, and do not come up in 200 hot samples."""
+    import torch
+
+    from gnomon.cli.generate import encode, sample
+    from gnomon.data.tokenizers import build_tokenizer
+    from gnomon.models.config import GnomonConfig
+    from gnomon.models.text import GnomonForCausalLM
+
+    tokenizer = build_tokenizer({"kind": "char"}, {"text": "the play's the thing"})
+    sizes = {name: value for name, value in RECIPE["model"].items() if name != "max_position_embeddings"}
+    torch.manual_seed(0)
+    model = GnomonForCausalLM(GnomonConfig(**sizes, vocab_size=2 * len(tokenizer), eos_token_id=None)).eval()
+    row = sample(
+        model,
+        tokenizer,
+        encode("the", tokenizer, model),
+        max_new_tokens=200,
+        temperature=2.0,
+        top_k=0,
+        top_p=1.0,
+        seed=0,
+        stream=False,
+    )
+    assert row.shape == (1, 203)
+    assert int(row.max()) < len(tokenizer)

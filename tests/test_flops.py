@@ -90,11 +90,7 @@ def test_non_embedding_parameters_are_the_papers_n() -> None:
     for name, fields in PRESETS.items():
         if not name.startswith("tokenformer"):
             continue
-        tokens = (
-            3 * fields["num_attention_tokens"]
-            + fields["num_output_tokens"]
-            + fields["num_feed_forward_tokens"]
-        )
+        tokens = 3 * fields["num_attention_tokens"] + fields["num_output_tokens"] + fields["num_feed_forward_tokens"]
         expected = 2 * fields["num_hidden_layers"] * fields["hidden_size"] * tokens
         assert flops.count_parameters(fields).non_embedding == expected, name
 
@@ -110,9 +106,7 @@ def test_the_formula_counts_what_each_preset_allocates(name: str) -> None:
 def test_the_formula_counts_every_kind_of_parameter(variant: str) -> None:
     """Biases, norms, score scales, the head and the weights are each counted as the model names them."""
     counts = flops.count_parameters(VARIANTS[variant])
-    found = dict.fromkeys(
-        ("embedding", "attention", "feed_forward", "norms", "biases", "score_scales", "head"), 0
-    )
+    found = dict.fromkeys(("embedding", "attention", "feed_forward", "norms", "biases", "score_scales", "head"), 0)
     for name, parameter in build(VARIANTS[variant]).named_parameters():
         site = name.split(".")
         if site[-1] == "score_scale":

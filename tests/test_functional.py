@@ -56,7 +56,7 @@ def test_the_equations_equal_a_loop_over_rows_and_tokens(score: str, dtype: torc
         torch.testing.assert_close(ours, naive, rtol=tolerance, atol=tolerance)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40, deadline=None, derandomize=True)
 @given(
     score=st.sampled_from(sorted(SCORES)),
     lead=st.lists(st.integers(1, 3), max_size=2),
@@ -64,15 +64,14 @@ def test_the_equations_equal_a_loop_over_rows_and_tokens(score: str, dtype: torc
     tau=st.floats(0.1, 50.0),
 )
 def test_any_shape_and_score_scale_equals_the_naive_version(score, lead, sizes, tau) -> None:
-    """For every leading shape, every width down to 1 and every tau the equations equal the loop."""
+    """For every leading shape, every width down to 1 and every tau the equations without epsilon equal the loop."""
     width, tokens, out = sizes
     x, keys, values = draw(*lead, width), draw(tokens, width, seed=1), draw(tokens, out, seed=2)
     scale = None if score == "gelu" else tau
     expected = reference.pattention(x, keys, values, score, tau)
-    found = functional.pattention(x, keys, values, score=score, score_scale=scale)
+    found = functional.pattention(x, keys, values, score=score, score_scale=scale, eps=0.0)
     assert found.shape == (*lead, out)
-    # a row of scores as small as the epsilon is the one place where the two may differ
-    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
 
 
 def test_the_default_score_is_gelu_of_scores_over_their_norm_times_the_root_of_n() -> None:

@@ -63,7 +63,7 @@ def test_outputs_and_gradients_equal_a_loop_over_rows_and_tokens(score: str) -> 
     assert_same((found, *ours), (expected, *theirs), rtol=1e-7, atol=1e-7)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40, deadline=None, derandomize=True)
 @given(
     score=st.sampled_from(FUSED_SCORES),
     lead=st.lists(st.integers(0, 3), max_size=3),

@@ -77,30 +77,26 @@ def test_a_missing_tensor_is_reported_and_no_other_is_drawn_anew(case: Case, tmp
     """With one tensor of each kind taken from the file, all others are still the file's own bits."""
     model = case.build()
     model.save_pretrained(tmp_path)
-    prefix = "layers.1.attention.query."
-    taken = [name for name in model.state_dict() if prefix in name][:1] + ["surplus"]
+    taken = next(name for name in model.state_dict() if "layers.1.attention.query." in name)
 
     def change(tensors) -> None:
-        del tensors[taken[0]]
+        del tensors[taken]
         tensors["surplus"] = torch.zeros(1)
 
     edit(tmp_path, change)
     loaded, trouble = load(case.head.cls, tmp_path)
-    assert trouble == {"missing_keys": {taken[0]}, "unexpected_keys": {"surplus"}}
+    assert trouble == {"missing_keys": {taken}, "unexpected_keys": {"surplus"}}
     for name, tensor in model.state_dict().items():
-        assert torch.equal(loaded.state_dict()[name], tensor) == (name != taken[0]), name
-    fresh = loaded.state_dict()[taken[0]]
-    assert fresh.isfinite().all()
-    assert 0.2 < fresh.std() / (model.state_dict()[taken[0]].std() / 4) < 5
+        assert torch.equal(loaded.state_dict()[name], tensor) == (name != taken), name
+    ratio = loaded.state_dict()[taken].std() / model.state_dict()[taken].std()
+    assert 0.15 < ratio < 0.4, "the fresh tensor has the usual size, a quarter of the others'"
 
 
-@every_case
+@pytest.mark.parametrize("case", [case for case in CASES if case.has_score_scale], ids=str)
 def test_a_missing_score_scale_takes_the_value_of_its_count(case: Case, tmp_path: Path) -> None:
     """A file without one tau gives that tau its default, says so, and touches no other tensor."""
     model = case.build()
     names = [name for name in model.state_dict() if name.endswith("score_scale")]
-    if not names:
-        pytest.skip("this variant has no score scale")
     with torch.no_grad():
         for scale in scales(model):
             scale.mul_(2)

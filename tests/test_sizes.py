@@ -4,7 +4,7 @@ import subprocess
 import sys
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gnomon.models.sizes import DEFAULTS, SITES, check_tokens, compact, layer_tokens, resolve
@@ -73,6 +73,7 @@ def test_each_layer_and_site_reads_its_own_count() -> None:
     assert layer_tokens(fields, 1) == {"query": 5, "key": 7, "value": 11, "output": 9, "feed_forward": 31}
 
 
+@settings(deadline=None, derandomize=True)
 @given(st.lists(COUNTS, min_size=1, max_size=4))
 def test_the_shortest_form_says_the_same(counts: list) -> None:
     """Compacting a list of counts loses no layer and no site, and is never longer than needed."""

@@ -1,6 +1,7 @@
 """The wheel, installed where neither the source tree nor its editable install can be seen."""
 
 import json
+import re
 import subprocess
 import sys
 import sysconfig
@@ -82,9 +83,16 @@ def test_the_installed_command_finds_its_recipes_and_its_data(environment: Path,
     assert int(run(environment / "python", "-c", code, cwd=tmp_path)) > 800_000
 
 
-def test_the_installed_command_trains(environment: Path, tmp_path: Path) -> None:
-    """Two steps of the demo's recipe run from the wheel and leave a model behind."""
+def test_the_installed_demo_runs_to_its_end(environment: Path, tmp_path: Path) -> None:
+    """From the wheel the demo trains, prints the n-grams' losses, draws the curve and writes a passage."""
     settings = ["max_steps=2", "warmup_steps=1", "evaluation_sequences=2"]
     overrides = [part for setting in settings for part in ("-o", f"stages.0.training.{setting}")]
-    run(environment / "gnomon", "train", "demo", "--output", "run", *overrides, cwd=tmp_path)
-    assert (tmp_path / "run" / "model" / "model.safetensors").is_file()
+    shown = run(environment / "gnomon", "demo", *overrides, cwd=tmp_path)
+    losses = {name: float(re.search(rf"^{name} +([0-9.]+)", shown, re.MULTILINE)[1]) for name in ("bigram", "5-gram")}
+    assert 1.0 < losses["5-gram"] < losses["bigram"] < 3.0
+    assert re.search(r"^this model, [0-9,]+ parameters +[0-9.]+ *$", shown, re.MULTILINE)
+    curve = tmp_path / re.search(r"runs/demo/\S+\.png", shown)[0]
+    assert curve.is_file()
+    assert curve.with_suffix(".svg").is_file()
+    assert "\nROMEO:\n" in shown
+    assert (tmp_path / "runs" / "demo" / "model" / "model.safetensors").is_file()

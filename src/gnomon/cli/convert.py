@@ -129,9 +129,9 @@ def read_settings(config: Path) -> Mapping[str, Any]:
     Raises:
         ValueError: It holds no mapping.
     """
-    import yaml
+    from gnomon.training.text import parse_yaml
 
-    settings = yaml.safe_load(config.read_text(encoding="utf-8"))
+    settings = parse_yaml(config.read_text(encoding="utf-8"), str(config))
     if not isinstance(settings, dict):
         raise ValueError(f"{config} must hold a mapping of settings, not {type(settings).__name__}.")
     return settings

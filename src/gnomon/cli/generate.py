@@ -1,5 +1,6 @@
 """`gnomon generate`: continue a prompt, printing tokens as they come."""
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -37,6 +38,9 @@ def generate(
     model = load_model(checkpoint)
     chosen = load_tokenizer(tokenizer or checkpoint, model)
     prompt_ids = encode(prompt, chosen, model)
+    longest, wanted = model.config.max_position_embeddings, prompt_ids.shape[1] + max_new_tokens
+    if wanted > longest:
+        print(f"note: the model is meant for up to {longest} tokens, and {wanted} are asked for.", file=sys.stderr)
     ids = sample(
         model,
         chosen,

@@ -14,17 +14,23 @@ def load_model(folder: Path) -> "PreTrainedModel":
 
     Raises:
         FileNotFoundError: There is no such folder, or no configuration or no weights in it.
-        ValueError: The weights are not those that the configuration asks for.
+        ValueError: The weights are damaged, or not those that the configuration asks for.
     """
     if not folder.is_dir():
         raise FileNotFoundError(f"there is no checkpoint folder {folder}: name a folder with a config.json.")
     import torch
+    from safetensors import SafetensorError
     from transformers.utils import logging
 
     from gnomon.training.preparation import load_checkpoint
 
     logging.disable_progress_bar()
-    return load_checkpoint(folder).to("cuda" if torch.cuda.is_available() else "cpu").eval()
+    logging.set_verbosity_error()
+    try:
+        model = load_checkpoint(folder)
+    except SafetensorError as error:
+        raise ValueError(f"the weights of {folder} are damaged ({error}): name another checkpoint.") from error
+    return model.to("cuda" if torch.cuda.is_available() else "cpu").eval()
 
 
 def load_tokenizer(folder: Path, model: "PreTrainedModel") -> "PreTrainedTokenizerBase":

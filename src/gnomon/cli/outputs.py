@@ -28,7 +28,8 @@ def print_table(title: str, columns: Iterable[str], rows: Iterable[Iterable[obje
     from rich.table import Table
 
     body = [list(row) for row in rows]
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    columns = list(columns)
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=any(columns))
     for index, column in enumerate(columns):
         is_number = bool(body) and all(isinstance(row[index], int | float) for row in body)
         table.add_column(column, justify="right" if is_number else "left", no_wrap=index == 0, overflow="fold")
@@ -40,17 +41,22 @@ def print_table(title: str, columns: Iterable[str], rows: Iterable[Iterable[obje
 
 
 def print_cells(title: str, headings: list[str], cells: list[list[str]]) -> None:
-    """Print a ledger, whose cells the report has formatted; where it is too wide, a line a heading."""
+    """Print a ledger, whose cells the report has formatted.
+
+    Where a terminal is too narrow for a few rows, they are printed as columns; a file is as wide as it has to be.
+    """
     from rich.console import Console
 
     from gnomon.report.tables import to_rich
 
     console = Console(highlight=False)
-    table = to_rich(title, headings, cells)
-    if console.measure(table).minimum <= console.width:
-        console.print(table)
-        return
-    print_table(title, ["", *[""] * len(cells)], zip(headings, *cells, strict=True))
+    width = sum(max(map(len, column)) + 2 for column in zip(headings, *cells, strict=True))
+    if not console.is_terminal:
+        console.width = max(console.width, width)
+    if width > console.width and len(cells) <= 3:
+        print_table(title, ["", *[""] * len(cells)], zip(headings, *cells, strict=True))
+    else:
+        console.print(to_rich(title, headings, cells))
 
 
 def readable_bytes(number: int) -> str:

@@ -47,16 +47,17 @@ def train(
 
     gnomon train mine.yaml --output runs/short --resume
     """
-    if dry_run:
-        from gnomon.training.recipe import load_recipe, to_yaml
+    from gnomon.training.recipe import load_recipe, to_yaml
 
-        print(to_yaml(load_recipe(recipe, override or [])), end="")
+    loaded = load_recipe(recipe, override or [])
+    if dry_run:
+        print(to_yaml(loaded), end="")
         return
     from gnomon.report.run import train as run
     from gnomon.report.tables import ledger_cells
 
     output = output or RUNS / Path(recipe).stem
-    result = run(recipe, output, resume=resume, overrides=override or [], progress=not as_json)
+    result = run(loaded, output, resume=resume, progress=not as_json)
     leave_if_interrupted(result)
     if as_json:
         print_json(result.to_dict())

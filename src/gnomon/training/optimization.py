@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterator
 
-import numpy
+import numpy as np
 import torch
 from torch import nn
 from torch.utils.data import Sampler
@@ -96,5 +96,5 @@ class EpochSampler(Sampler[int]):
 
     def __iter__(self) -> Iterator[int]:
         # numpy mixes the three numbers; torch's generator would read the last 32 bits of one number alone.
-        generator = numpy.random.default_rng([self.seed, self.stage, self.epoch])
+        generator = np.random.default_rng([self.seed, self.stage, self.epoch])
         return iter(generator.permutation(self.size).tolist())

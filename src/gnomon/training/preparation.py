@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, set_seed
+from transformers.utils import is_torch_bf16_gpu_available
 
 from gnomon.data.packing import PackedText, collate, pack
 from gnomon.data.text import load_text
@@ -171,7 +172,13 @@ def _check_machine(recipe: Recipe) -> None:
             f"a run takes one process, but the launcher has started {os.environ['WORLD_SIZE']}; "
             "start `gnomon train` without torchrun."
         )
+    accelerated = torch.cuda.is_available() or torch.backends.mps.is_available()
     for number, stage in enumerate(recipe.stages):
+        if stage.training.precision == "bfloat16" and accelerated and not is_torch_bf16_gpu_available():
+            raise ValueError(
+                f"stages.{number}.training.precision is bfloat16, which this machine's accelerator cannot compute in; "
+                "choose float32."
+            )
         if stage.training.precision == "float16" and not torch.cuda.is_available():
             raise ValueError(
                 f"stages.{number}.training.precision is float16, which needs a CUDA device, and there is none; "

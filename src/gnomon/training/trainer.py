@@ -265,13 +265,15 @@ def training_arguments(options: TrainingOptions, plan: StagePlan) -> TrainingArg
         eval_steps=min(options.evaluate_every or plan.max_steps, plan.max_steps),
         save_strategy="steps",
         save_steps=min(options.save_every or plan.max_steps, plan.max_steps),
-        seed=plan.seed,
+        seed=plan.seed + plan.index,
         dataloader_num_workers=options.workers,
         dataloader_pin_memory=torch.cuda.is_available(),
         remove_unused_columns=False,
         disable_tqdm=True,
         report_to="none",
     )
-    # One device, and not transformers' DataParallel over all that are visible.
+    # What the surroundings would add: a reporter inside Kubeflow, accelerate's precision, DataParallel over all GPUs.
+    arguments.report_to = []
+    arguments.mixed_precision = {"float32": "no", "bfloat16": "bf16", "float16": "fp16"}[options.precision]
     arguments._n_gpu = min(arguments.n_gpu, 1)
     return arguments

@@ -1,0 +1,71 @@
+"""Every packaged recipe trains, tells the truth in its header, and has its twin two fields away."""
+
+from pathlib import Path
+
+import pytest
+
+import gnomon
+from gnomon.analysis.flops import count_parameters
+from gnomon.training.preparation import prepare
+from gnomon.training.recipe import load_recipe, model_fields, recipe_names, recipe_path
+from tiny_runs import read_lines
+
+SMALL = ["data.sequence_length=64"]
+SMALL_MODEL = ["model.hidden_size=32", "model.num_hidden_layers=1", "model.num_attention_heads=2"]
+
+
+def shortened(name: str) -> list[str]:
+    """Overrides that make every stage of a recipe take three steps on a tiny model."""
+    changes = [*SMALL, *SMALL_MODEL]
+    for stage in range(len(load_recipe(name).stages)):
+        key = f"stages.{stage}.training"
+        changes += [f"{key}.max_steps=3", f"{key}.epochs=null", f"{key}.warmup_steps=1", f"{key}.batch_size=2"]
+        changes += [
+            f"{key}.evaluation_batch_size=128",
+            f"{key}.evaluate_every=2",
+            f"{key}.evaluation_sequences=4",
+            f"{key}.save_every=2",
+            f"{key}.log_every=1",
+        ]
+    return changes
+
+
+@pytest.mark.parametrize("name", recipe_names())
+def test_a_packaged_recipe_trains_and_writes_its_metrics(name: str, tmp_path: Path) -> None:
+    """Three steps of every stage on its real text end in a ledger, a model and a figure."""
+    output = tmp_path / "run"
+    result = gnomon.train(name, output, overrides=shortened(name), progress=False)
+    assert [row["status"] for row in result.ledger] == ["finished"] * len(load_recipe(name).stages)
+    assert [row["step"] for row in read_lines(output / "metrics.jsonl") if "loss" in row][:3] == [1, 2, 3]
+    assert (output / "model" / "model.safetensors").is_file()
+    assert (output / "figures" / "loss.svg").is_file()
+
+
+@pytest.mark.parametrize("name", recipe_names())
+def test_a_header_states_command_hardware_metric_and_time(name: str) -> None:
+    """The comment begins with what the recipe does, and its command names the recipe itself."""
+    lines = recipe_path(name).read_text(encoding="utf-8").splitlines()
+    header = "\n".join(line for line in lines if line.startswith("#"))
+    assert lines[0].startswith("# ")
+    assert lines[0].endswith(".")
+    for word in ("Command:", "Hardware:", "Expect:", "Time:"):
+        assert word in header
+    assert f"gnomon train {name}" in header
+
+
+def test_a_size_matched_transformer_is_two_fields_away() -> None:
+    """Changing the preset and the rate gives a linear model with as many parameters, within 1%, on the same text."""
+    changes = ["model.preset=transformer-tiny", "stages.0.training.learning_rate=1.0e-3"]
+    tokens, twin = load_recipe("shakespeare-tokenformer"), load_recipe("shakespeare-tokenformer", changes)
+    assert twin.data == tokens.data
+    fields = model_fields(twin.model)
+    assert fields["projection"] == "linear"
+    counts = [count_parameters(model_fields(recipe.model)).total for recipe in (tokens, twin)]
+    assert counts[1] == pytest.approx(counts[0], rel=0.01)
+    assert "-o model.preset=transformer-tiny" in recipe_path("shakespeare-tokenformer").read_text(encoding="utf-8")
+
+
+def test_the_formula_counts_what_is_built() -> None:
+    """The parameters that a ledger states are those of the model itself."""
+    model = prepare(load_recipe("demo")).model
+    assert count_parameters(model.config.to_dict()).total == model.num_parameters()
