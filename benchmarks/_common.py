@@ -92,7 +92,7 @@ class Report:
 def options(description: str, *, rounds: int) -> argparse.ArgumentParser:
     """The command line that all benchmarks share."""
     parser = argparse.ArgumentParser(description=description)
-    parser.add_argument("--rounds", type=int, default=rounds, help="timed turns of each contender (at least 2)")
+    parser.add_argument("--rounds", type=_rounds, default=rounds, help="timed turns of each contender (at least 2)")
     parser.add_argument("--threads", type=int, default=os.cpu_count(), help="threads of torch; default: all cores")
     parser.add_argument("--output", type=Path, default=ROOT / "results" / "benchmarks", help="folder of the two files")
     return parser
@@ -148,6 +148,13 @@ def interleave(
 def ratio(seconds: Seconds, name: str, base: str) -> Spread:
     """Time of one contender over another's in the same round, over all rounds."""
     return Spread.of([above / below for above, below in zip(seconds[name], seconds[base], strict=True)])
+
+
+def _rounds(text: str) -> int:
+    """A number of rounds; one alone has no spread."""
+    if not text.isdecimal() or int(text) < 2:
+        raise argparse.ArgumentTypeError(f"needs a whole number of at least 2; got {text!r}")
+    return int(text)
 
 
 def _processor() -> str:

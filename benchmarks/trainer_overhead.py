@@ -196,7 +196,7 @@ def check_losses(losses: dict[str, list[float]]) -> float:
     """
     logged = min(len(found) for found in losses.values())
     differences = [abs(losses[TRAINER][turn] - losses[BARE][turn]) for turn in range(logged)]
-    if not logged or not max(differences) <= LOSS_TOLERANCE:
+    if not logged or not all(difference <= LOSS_TOLERANCE for difference in differences):
         raise SystemExit(
             f"no times: both loops must learn the same, their losses within {LOSS_TOLERANCE:g} in every turn; "
             f"they differ by {max(differences, default=float('nan')):.3g}, so make their model, data and optimizer "

@@ -109,6 +109,16 @@ def test_a_wrong_fast_path_is_not_timed(
     assert written(tmp_path) == []
 
 
+def test_gradients_that_are_no_numbers_are_not_timed(training_step: ModuleType) -> None:
+    """A reference formulation whose gradient is NaN in one parameter alone counts as different."""
+    case = training_step.Case(**TINY)
+    ids = torch.zeros(case.batch, case.length, dtype=torch.long)
+    reference = training_step.build_reference(case)
+    reference.model.norm.bias.register_hook(lambda gradient: gradient * float("nan"))
+    with pytest.raises(SystemExit, match="no times: the gradients"):
+        training_step.check_equivalence(training_step.build_tokenformer(case), reference, ids)
+
+
 def test_the_fast_path_keeps_less_for_the_backward_pass(training_step: ModuleType) -> None:
     """What a step keeps is counted without the parameters, and gnomon's path keeps less than the reference's."""
     case = training_step.Case(**TINY)

@@ -13,8 +13,17 @@ ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 DOCUMENTS = sorted(ROOT.glob("*.md"))
 
-SHORTER = {"max_steps=300": "max_steps=2 -o stages.0.training.warmup_steps=1 -o data.sequence_length=32"}
-SHORTER_PYTHON = {'"max_steps": 300': '"max_steps": 2', '"warmup_steps": 20': '"warmup_steps": 1'}
+SMALLER = {"hidden_size": 32, "num_hidden_layers": 1, "num_feed_forward_tokens": 32}
+SHORTER = {
+    "max_steps=300": " -o ".join(
+        ["max_steps=2", "stages.0.training.warmup_steps=1", *(f"model.{key}={n}" for key, n in SMALLER.items())]
+    )
+}
+SHORTER_PYTHON = {
+    '"max_steps": 300': '"max_steps": 2',
+    '"warmup_steps": 20': '"warmup_steps": 1',
+    '"preset": "tokenformer-tiny"': f'"preset": "tokenformer-tiny", **{SMALLER}',
+}
 """What a test changes in an example, so that it takes seconds."""
 
 

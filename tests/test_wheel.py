@@ -87,6 +87,7 @@ def test_the_installed_demo_runs_to_its_end(environment: Path, tmp_path: Path) -
     """From the wheel the demo trains, prints the n-grams' losses, draws the curve and writes a passage."""
     settings = ["max_steps=2", "warmup_steps=1", "evaluation_sequences=2"]
     overrides = [part for setting in settings for part in ("-o", f"stages.0.training.{setting}")]
+    overrides += ["-o", "model.num_hidden_layers=1", "-o", "model.num_feed_forward_tokens=32"]
     shown = run(environment / "gnomon", "demo", *overrides, cwd=tmp_path)
     losses = {name: float(re.search(rf"^{name} +([0-9.]+)", shown, re.MULTILINE)[1]) for name in ("bigram", "5-gram")}
     assert 1.0 < losses["5-gram"] < losses["bigram"] < 3.0

@@ -77,6 +77,10 @@ class RunFolder:
         """A stage's checkpoints."""
         return self.root / f"stage-{index}"
 
+    def growth(self, index: int) -> Path:
+        """What the growth before a stage changed."""
+        return self.root / f"growth-{index}.json"
+
     def resume_command(self) -> str:
         """What continues this run, from any folder's shell."""
         root = shlex.quote(str(self.root))

@@ -1,10 +1,11 @@
-"""Growth between two stages: what a recipe may say of it, and how the optimiser and the rules for rows go along."""
+"""Growth between two stages: how the optimiser and the rules for rows go along, and what outlasts it."""
 
+from copy import deepcopy
 from dataclasses import asdict, dataclass, field
-from typing import Annotated, Any, Literal, Self
+from pathlib import Path
+from typing import Any
 
 import torch
-from pydantic import Field, model_validator
 from torch.optim import Optimizer
 from transformers import PreTrainedModel
 
@@ -13,63 +14,8 @@ from gnomon.growth.report import GrowthReport
 from gnomon.growth.rows import RowRule, RowUpdates
 from gnomon.growth.sites import PARTS, pattentions
 from gnomon.nn.functional import default_score_scale
-from gnomon.training.options import Options
-
-Rate = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-Size = Annotated[int, Field(gt=0)]
-
-SIZES = (
-    "num_attention_tokens",
-    "num_output_tokens",
-    "num_feed_forward_tokens",
-    "num_hidden_layers",
-    "intermediate_size",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "head_dim",
-    "hidden_size",
-)
-
-
-class GrowthOptions(Options):
-    """How the model grows before a stage: config fields with their values after growth, and how it is done."""
-
-    num_attention_tokens: Size | dict[str, int] | list[Any] | None = Field(None, description="Of query, key, value.")
-    num_output_tokens: Size | list[int] | None = Field(None, description="Of the output projection.")
-    num_feed_forward_tokens: Size | list[int] | None = Field(None, description="Of the feed-forward layer.")
-    num_hidden_layers: Size | None = Field(None, description="Layers; the new ones start as the identity.")
-    intermediate_size: Size | None = Field(None, description="Width of a linear feed-forward layer.")
-    num_attention_heads: Size | None = Field(None, description="Heads.")
-    num_key_value_heads: Size | None = Field(None, description="Key-value heads.")
-    head_dim: Size | None = Field(None, description="Width of a head.")
-    hidden_size: Size | None = Field(None, description="Width of the residual stream.")
-    layers: list[int] | None = Field(None, description="The layers whose tokens grow; null: all.")
-    init: Literal["exact", "replicate", "random", "reference", "net2net", "hypercloning"] = Field(
-        "exact", description="How the new parameters start."
-    )
-    score_scale: Literal["hold", "count", "anneal"] | None = Field(
-        None, description="What becomes of tau: held, set by the new count, or led there over anneal_steps."
-    )
-    anneal_steps: Size | None = Field(None, description="Steps of score_scale: anneal.")
-    offset_std: Rate = Field(1.0, description="Size of replicate's offsets, over the values' standard deviation.")
-    optimizer: Literal["carry", "fresh"] = Field("carry", description="Whether the optimiser's state goes along.")
-    correct_new_rows: bool = Field(True, description="Correct Adam's bias of new rows by their own step count.")
-    old_rate: Rate = Field(1.0, description="Factor on the old rows' updates; 0 freezes them.")
-    new_rate: Rate = Field(1.0, description="Factor on the new rows' updates.")
-    noise: Rate = Field(0.0, description="Standard deviation of noise added to the old tokens.")
-
-    @model_validator(mode="after")
-    def _something_grows(self) -> Self:
-        """At least one size, and a length for an annealing that is asked for."""
-        if not self.sizes():
-            raise ValueError(f"names no size; give at least one of {', '.join(SIZES)}")
-        if (self.score_scale == "anneal") != (self.anneal_steps is not None):
-            raise ValueError("needs anneal_steps and score_scale: anneal together; give both or neither")
-        return self
-
-    def sizes(self) -> dict[str, Any]:
-        """The config fields that grow."""
-        return {name: getattr(self, name) for name in SIZES if getattr(self, name) is not None}
+from gnomon.training.options import GrowthOptions, Recipe
+from gnomon.training.records import write_json
 
 
 @dataclass
@@ -149,6 +95,47 @@ def grow_for_stage(
             if rule.born or rule.old_rate != 1.0 or rule.new_rate != 1.0:
                 state.rows[f"{name}.{part}"] = asdict(rule)
     return report, state
+
+
+def grow_before_training(trainer: Any, options: GrowthOptions, checkpoint: Path | None, report: Path) -> None:
+    """Grow the model of a stage that is about to begin, with the optimiser of the stage before.
+
+    Args:
+        trainer: Of the stage; its optimiser is made here, before growth, so that its groups and state fit.
+        options: Of the growth.
+        checkpoint: The last of the stage before, whose optimiser state goes along; None for a fresh start.
+        report: Where the report is written.
+    """
+    optimizer = trainer.create_optimizer()
+    if checkpoint is not None and options.optimizer == "carry" and options.init != "reference":
+        saved = torch.load(checkpoint / "optimizer.pt", map_location="cpu", weights_only=True)
+        # the groups stay this stage's own: its learning rate, decay and betas
+        optimizer.load_state_dict({**optimizer.state_dict(), "state": saved["state"]})
+    seed = trainer.plan.seed + trainer.plan.index
+    grown, state = grow_for_stage(trainer.model, optimizer, options, seed=seed)
+    trainer.progress.growth = state.to_dict()
+    write_json(report, grown.to_dict())
+
+
+def rehearse_growth(recipe: Recipe, model: PreTrainedModel) -> None:
+    """Grow a copy of the model through all stages, so that an impossible growth is refused before anything is written.
+
+    Args:
+        recipe: The whole recipe.
+        model: Before the first stage.
+
+    Raises:
+        ValueError: Naming the stage and what cannot be.
+    """
+    copy = None
+    for number, stage in enumerate(recipe.stages):
+        if stage.growth is None:
+            continue
+        copy = deepcopy(model) if copy is None else copy
+        try:
+            grow_for_stage(copy, torch.optim.SGD(copy.parameters()), stage.growth, seed=recipe.seed + number)
+        except ValueError as error:
+            raise ValueError(f"stages.{number}.growth: {error}") from None
 
 
 def keep_rules(optimizer: Optimizer, model: PreTrainedModel, state: GrowthState) -> RowUpdates | None:

@@ -43,14 +43,21 @@ def learning_rate_factor(
 
 
 def build_schedule(
-    optimizer: torch.optim.Optimizer, options: TrainingOptions, max_steps: int
+    optimizer: torch.optim.Optimizer, options: TrainingOptions, max_steps: int, before: int = 0
 ) -> torch.optim.lr_scheduler.LambdaLR:
-    """The recipe's learning rate, step by step."""
+    """The recipe's learning rate, step by step.
+
+    Args:
+        optimizer: Gets the rate.
+        options: The stage's training values.
+        max_steps: Steps of the whole schedule.
+        before: Steps of it that an earlier stage has done.
+    """
     warmup_steps = options.resolved_warmup_steps(max_steps)
 
     def factor(step: int) -> float:
         return learning_rate_factor(
-            step,
+            before + step,
             max_steps=max_steps,
             warmup_steps=warmup_steps,
             schedule=options.schedule,

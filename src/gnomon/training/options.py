@@ -10,6 +10,34 @@ Count = Annotated[int, Field(ge=0)]
 PositiveNumber = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 Decay = Annotated[float, Field(ge=0, lt=1)]
+Rate = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+SIZES = (
+    "num_attention_tokens",
+    "num_output_tokens",
+    "num_feed_forward_tokens",
+    "num_hidden_layers",
+    "intermediate_size",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "hidden_size",
+)
+
+
+"""Config fields that a growth may set."""
+
+GROWING = (
+    "num_attention_tokens",
+    "num_output_tokens",
+    "num_feed_forward_tokens",
+    "num_hidden_layers",
+    "intermediate_size",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "hidden_size",
+)
+"""Config fields that a growth may set."""
 
 
 class Options(BaseModel):
@@ -75,6 +103,9 @@ class TrainingOptions(Options):
     schedule: Literal["cosine", "linear", "constant"] = Field(
         "cosine", description="The learning rate's course after the warm-up."
     )
+    continue_schedule: bool = Field(
+        False, description="Go on with the schedule of the stage before; written as schedule: continue."
+    )
     minimum_learning_rate_ratio: Fraction = Field(0.0, description="Where the course ends, over the peak.")
     weight_decay: Annotated[float, Field(ge=0, allow_inf_nan=False)] = Field(
         0.1, description="Decoupled decay of everything but norms, biases and score scales."
@@ -122,9 +153,53 @@ class TrainingOptions(Options):
         return min(self.warmup_steps, max_steps - 1)
 
 
-class StageOptions(Options):
-    """One stage: a fresh schedule over its own data or the recipe's."""
+class GrowthOptions(Options):
+    """How the model grows before a stage: config fields with their values after growth, and how it is done."""
 
+    num_attention_tokens: PositiveInt | dict[str, int] | list[Any] | None = Field(
+        None, description="Of query, key, value."
+    )
+    num_output_tokens: PositiveInt | list[int] | None = Field(None, description="Of the output projection.")
+    num_feed_forward_tokens: PositiveInt | list[int] | None = Field(None, description="Of the feed-forward layer.")
+    num_hidden_layers: PositiveInt | None = Field(None, description="Layers; the new ones start as the identity.")
+    intermediate_size: PositiveInt | None = Field(None, description="Width of a linear feed-forward layer.")
+    num_attention_heads: PositiveInt | None = Field(None, description="Heads.")
+    num_key_value_heads: PositiveInt | None = Field(None, description="Key-value heads.")
+    head_dim: PositiveInt | None = Field(None, description="Width of a head.")
+    hidden_size: PositiveInt | None = Field(None, description="Width of the residual stream.")
+    layers: list[int] | None = Field(None, description="The layers whose tokens grow; null: all.")
+    init: Literal["exact", "replicate", "random", "reference", "net2net", "hypercloning"] = Field(
+        "exact", description="How the new parameters start."
+    )
+    score_scale: Literal["hold", "count", "anneal"] | None = Field(
+        None, description="What becomes of tau: held, set by the new count, or led there over anneal_steps."
+    )
+    anneal_steps: PositiveInt | None = Field(None, description="Steps of score_scale: anneal.")
+    offset_std: Rate = Field(1.0, description="Size of replicate's offsets, over the values' standard deviation.")
+    optimizer: Literal["carry", "fresh"] = Field("carry", description="Whether the optimiser's state goes along.")
+    correct_new_rows: bool = Field(True, description="Correct Adam's bias of new rows by their own step count.")
+    old_rate: Rate = Field(1.0, description="Factor on the old rows' updates; 0 freezes them.")
+    new_rate: Rate = Field(1.0, description="Factor on the new rows' updates.")
+    noise: Rate = Field(0.0, description="Standard deviation of noise added to the old tokens.")
+
+    @model_validator(mode="after")
+    def _something_grows(self) -> Self:
+        """At least one size, and a length for an annealing that is asked for."""
+        if not self.sizes():
+            raise ValueError(f"names no size; give at least one of {', '.join(GROWING)}")
+        if (self.score_scale == "anneal") != (self.anneal_steps is not None):
+            raise ValueError("needs anneal_steps and score_scale: anneal together; give both or neither")
+        return self
+
+    def sizes(self) -> dict[str, Any]:
+        """The config fields that grow."""
+        return {name: getattr(self, name) for name in GROWING if getattr(self, name) is not None}
+
+
+class StageOptions(Options):
+    """One stage: growth if it names one, then training over its own data or the recipe's."""
+
+    growth: GrowthOptions | None = Field(None, description="How the model grows before the stage.")
     data: DataOptions | None = Field(None, description="The stage's data, where they are not the recipe's.")
     training: TrainingOptions
 
@@ -160,7 +235,9 @@ class Recipe(Options):
             "data": self.data.model_dump(exclude_none=True),
             "seed": self.seed,
             "stages": [
-                ({"data": stage.data.model_dump()} if stage.data else {}) | {"training": stage.training.model_dump()}
+                ({"growth": stage.growth.model_dump(exclude_none=True)} if stage.growth else {})
+                | ({"data": stage.data.model_dump()} if stage.data else {})
+                | {"training": stage.training.model_dump()}
                 for stage in self.stages
             ],
         }

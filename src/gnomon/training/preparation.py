@@ -17,6 +17,7 @@ from gnomon.data.tokenizers import build_tokenizer, load_tokenizer
 from gnomon.evaluation.language_model import LanguageModelScore, Windows, evaluate_language_model
 from gnomon.models.config import GnomonConfig
 from gnomon.models.text import GnomonForCausalLM
+from gnomon.training.growth import rehearse_growth
 from gnomon.training.optimization import steps_per_epoch
 from gnomon.training.options import DataOptions, Recipe, TrainingOptions
 from gnomon.training.recipe import model_fields
@@ -59,6 +60,18 @@ class Preparation:
         assert options.epochs is not None
         return max(1, round(options.epochs * steps_per_epoch(len(self.stages[stage].train), options)))
 
+    def schedule(self, stage: int) -> dict[str, int]:
+        """Where a stage stands in the schedule that it shares with its neighbors (see `StagePlan`)."""
+        stages, first, last = self.recipe.stages, stage, stage
+        while first > 0 and stages[first].training.continue_schedule:
+            first -= 1
+        while last + 1 < len(stages) and stages[last + 1].training.continue_schedule:
+            last += 1
+        return {
+            "schedule_before": sum(map(self.max_steps, range(first, stage))),
+            "schedule_steps": sum(map(self.max_steps, range(first, last + 1))),
+        }
+
     def collator(self) -> Callable[[list[Any]], dict[str, torch.Tensor]]:
         """What makes a batch of rows."""
         return partial(collate, pad_token_id=self.tokenizer.pad_token_id or 0)
@@ -93,6 +106,7 @@ def prepare(recipe: Recipe) -> Preparation:
             f"data.sequence_length is {longest}, which must not exceed the model's max_position_embeddings "
             f"{model.config.max_position_embeddings}; lower the one or raise the other."
         )
+    rehearse_growth(recipe, model)
     return Preparation(recipe, tokenizer, [packed[_key(data), data.sequence_length] for data in sources], model)
 
 

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 
 class DivergenceError(RuntimeError):
@@ -37,6 +38,7 @@ class Progress:
         steps_above_start: Steps in a row whose loss was above the start.
         best_loss: Lowest validation loss so far, of the model in best/.
         best_step: Its step.
+        growth: What outlasts the growth before the stage, as `GrowthState.to_dict` gives it.
     """
 
     tokens: int = 0
@@ -48,6 +50,7 @@ class Progress:
     steps_above_start: int = 0
     best_loss: float | None = None
     best_step: int | None = None
+    growth: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True)
@@ -63,6 +66,8 @@ class StagePlan:
         steps_before: Steps of the stages before it.
         tokens_before: Their tokens.
         seconds_before: Their seconds.
+        schedule_before: Steps of the stages before it that share its schedule.
+        schedule_steps: Steps of all stages that share it; None for its own alone.
     """
 
     index: int
@@ -73,6 +78,8 @@ class StagePlan:
     steps_before: int = 0
     tokens_before: int = 0
     seconds_before: float = 0.0
+    schedule_before: int = 0
+    schedule_steps: int | None = None
 
 
 class Stopwatch:

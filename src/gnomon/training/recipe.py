@@ -21,7 +21,9 @@ _RIVALS = {"max_steps": "epochs", "epochs": "max_steps", "name": "source", "sour
 def load_recipe(recipe: Recipe | Mapping[str, Any] | str | Path, overrides: Sequence[str] = ()) -> Recipe:
     """Read a recipe, change it, and check it: keys, types, ranges, and the model's configuration.
 
-    A stage inherits the training values of the stage before it, and its data complete the recipe's.
+    A stage inherits the training values of the stage before it, and its data complete the recipe's. Its schedule may
+    also be `restart` (the inherited one afresh, which is the default) or `continue` (the learning rate is unbroken:
+    one schedule runs over both stages).
 
     Args:
         recipe: A YAML file, the name of a packaged recipe, a mapping, or a loaded recipe.
@@ -34,8 +36,8 @@ def load_recipe(recipe: Recipe | Mapping[str, Any] | str | Path, overrides: Sequ
         FileNotFoundError: There is no such file and no such packaged recipe.
         ValueError: The recipe is not YAML, has an unknown key, or a value of the wrong type or size.
 
-    >>> load_recipe("demo", ["stages.0.training.max_steps=5"]).stages[0].training.max_steps
-    5
+    >>> load_recipe("demo", ["stages.0.training.max_steps=50"]).stages[0].training.max_steps
+    50
     """
     return check_recipe(read_recipe(recipe, overrides))
 
@@ -198,11 +200,22 @@ def _inherit(written: dict[str, Any]) -> dict[str, Any]:
         if isinstance(stage, Mapping):
             stage = dict(stage)
             if complete and isinstance(complete[-1], Mapping):
-                stage["training"] = _merge(complete[-1].get("training"), stage.get("training", {}))
+                stage["training"] = _go_on(complete[-1].get("training"), stage.get("training", {}))
             if stage.get("data") is not None:
                 stage["data"] = _merge(written.get("data"), stage["data"])
         complete.append(stage)
     return {**written, "stages": complete}
+
+
+def _go_on(inherited: Any, own: Any) -> Any:
+    """A later stage's training values: the inherited ones under its own, its schedule begun afresh or gone on with."""
+    if not (isinstance(inherited, Mapping) and isinstance(own, Mapping)):
+        return own
+    merged = _merge(inherited, {"continue_schedule": False, **own})
+    if own.get("schedule") in ("restart", "continue"):
+        merged["schedule"] = inherited.get("schedule", "cosine")
+        merged["continue_schedule"] = own["schedule"] == "continue"
+    return merged
 
 
 def _merge(inherited: Any, own: Any) -> Any:

@@ -11,6 +11,7 @@ from gnomon.training import folder as folders
 from gnomon.training.callbacks import MetricsWriter, Observer, ProgressDisplay, TensorBoardWriter, without_bars
 from gnomon.training.checkpoints import clear_leftovers, newest_complete, publish, read_progress, step_of
 from gnomon.training.folder import RunFolder
+from gnomon.training.growth import grow_before_training
 from gnomon.training.interrupts import Interrupt, catch_interrupts
 from gnomon.training.options import Recipe
 from gnomon.training.preparation import Preparation, evaluate_whole, evaluator, load_checkpoint, prepare
@@ -122,6 +123,7 @@ def _run_stage(
         steps_before=previous.get("cumulative_steps", 0),
         tokens_before=previous.get("cumulative_tokens", 0),
         seconds_before=previous.get("cumulative_seconds", 0.0),
+        **prepared.schedule(index),
     )
     callbacks = _callbacks(folder, plan, done, display)
     trainer = StageTrainer(
@@ -136,6 +138,10 @@ def _run_stage(
         progress=standing,
         callbacks=callbacks,
     )
+    growth = prepared.recipe.stages[index].growth
+    if growth is not None and checkpoint is None:
+        before = newest_complete(folder.stage(index - 1)) if ledger else None
+        grow_before_training(trainer, growth, before, folder.growth(index))
     # Trainer would train one step more when it resumes at the last one.
     if done < plan.max_steps:
         try:

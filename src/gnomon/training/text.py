@@ -29,11 +29,16 @@ class _Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
-_Loader.yaml_implicit_resolvers = {
-    first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:float"]
-    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
-}
-_Loader.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT, list("-+0123456789."))
+class _Dumper(yaml.SafeDumper):
+    """YAML in which the text `3e-4` stands in quotes, because the loader would read a number."""
+
+
+for _kind in (_Loader, _Dumper):
+    _kind.yaml_implicit_resolvers = {
+        first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:float"]
+        for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
+    _kind.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT, list("-+0123456789."))
 
 
 def parse_yaml(text: str, origin: str) -> Any:
@@ -58,7 +63,7 @@ def parse_yaml(text: str, origin: str) -> Any:
 
 def dump_yaml(value: Mapping[str, Any]) -> str:
     """Write a mapping as YAML that `parse_yaml` reads back equal."""
-    return yaml.safe_dump(dict(value), sort_keys=False, allow_unicode=True, width=110)
+    return yaml.dump(dict(value), Dumper=_Dumper, sort_keys=False, width=110)
 
 
 def apply_overrides(mapping: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:

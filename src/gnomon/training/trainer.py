@@ -13,6 +13,7 @@ from transformers.trainer_callback import PrinterCallback
 
 from gnomon.evaluation.language_model import LanguageModelScore
 from gnomon.training.checkpoints import publish, rotate, seal
+from gnomon.training.growth import GrowthState, keep_rules, set_score_scales
 from gnomon.training.optimization import EpochSampler, build_schedule, decayed_parameters
 from gnomon.training.options import TrainingOptions
 from gnomon.training.progress import DivergenceError, Progress, StagePlan, Stopwatch
@@ -81,7 +82,10 @@ class StageTrainer(Trainer):
     ) -> torch.optim.lr_scheduler.LRScheduler:
         """The recipe's schedule."""
         if self.lr_scheduler is None:
-            self.lr_scheduler = build_schedule(optimizer or self.optimizer, self.options, num_training_steps)
+            steps = self.plan.schedule_steps or num_training_steps
+            self.lr_scheduler = build_schedule(
+                optimizer or self.optimizer, self.options, steps, self.plan.schedule_before
+            )
             self._created_lr_scheduler = True
         return self.lr_scheduler
 
@@ -227,8 +231,18 @@ class _Bookkeeper(TrainerCallback):
         self.trainer = trainer
 
     def on_train_begin(self, *args: Any, **kwargs: Any) -> None:
-        """Start the clock."""
-        self.trainer.stopwatch.start()
+        """Put the rules of a growth into force, and start the clock."""
+        trainer = self.trainer
+        if trainer.progress.growth is not None:
+            optimizer = getattr(trainer.optimizer, "optimizer", trainer.optimizer)  # accelerate wraps it
+            keep_rules(optimizer, trainer.model, GrowthState(**trainer.progress.growth))
+        trainer.stopwatch.start()
+
+    def on_step_begin(self, args: TrainingArguments, state: TrainerState, *_: Any, **kwargs: Any) -> None:
+        """Lead the score scales of a growth to where they belong in this step."""
+        growth = self.trainer.progress.growth
+        if growth is not None and growth["score_scales"]:
+            set_score_scales(self.trainer.model, GrowthState(**growth), state.global_step)
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Book the step; the last one is always logged, and an interrupt saves and stops."""
