@@ -65,7 +65,7 @@ class Report:
             table.add_column(column, justify="left" if number == 0 else "right")
         for row in self.rows:
             table.add_row(*row)
-        console = Console()
+        console = Console(width=max(110, Console().width))  # narrower, it would cut numbers off
         console.print(table)
         for line in self.about:
             console.print(line, highlight=False, markup=False)

@@ -92,7 +92,7 @@ def test_generation_repeats_itself_by_seed_and_streams_the_same_text(workplace: 
     streamed = result.stdout
     assert result.stderr == ""
     assert streamed.removesuffix("\n") == answer["text"]
-    other = gnomon(*options[:-1], 61, "--seed", 1, "--top-k", 5, "--top-p", 0.9, cwd=workplace)
+    other = gnomon("generate", *options[:-1], 61, "--seed", 1, "--top-k", 5, "--top-p", 0.9, cwd=workplace)
     assert other.returncode == 0
     assert other.stdout[:20] != streamed[:20]
     assert other.stderr == "note: the model is meant for up to 64 tokens, and 65 are asked for.\n"

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from gnomon.cli import convert, data, demo, evaluate, generate, info, recipes, sweep, train
+from gnomon.cli import convert, data, demo, evaluate, generate, grow, info, recipes, sweep, train
 from gnomon.cli.errors import one_sentence
 
 app = typer.Typer(
@@ -40,6 +40,8 @@ app.command()(train.train)
 app.command()(sweep.sweep)
 app.command()(evaluate.evaluate)
 app.command()(generate.generate)
+app.command()(grow.grow)
+app.command()(grow.shrink)
 app.command()(info.info)
 app.command()(convert.convert)
 app.add_typer(recipes.app, name="recipes")

@@ -1,0 +1,110 @@
+"""Growing and shrinking checkpoints on disk: weights, config, tokenizer and optimiser state together."""
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from gnomon.growth.report import GrowthReport, gap, probe_batch, probe_outputs, tolerance
+from gnomon.training.checkpoints import publish
+from gnomon.training.optimization import decayed_parameters
+from gnomon.training.preparation import load_checkpoint
+from gnomon.training.records import write_json
+
+OPTIMIZER_FILE = "optimizer.pt"
+REPORT_FILE = "growth.json"
+COPIED = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "generation_config.json")
+
+Change = Callable[[PreTrainedModel, torch.optim.Optimizer | None], GrowthReport]
+
+
+def change_checkpoint(source: Path, output: Path, change: Change) -> tuple[GrowthReport, dict[str, Any]]:
+    """Change a checkpoint's model and write the result whole, or nothing.
+
+    The change is made and measured in float64, where rounding cannot hide anything, and measured once more in the
+    dtype that is written.
+
+    Args:
+        source: a checkpoint's folder; if it holds an optimiser's state, that goes along.
+        output: the new folder.
+        change: grows or shrinks a model with its optimiser.
+
+    Returns:
+        The float64 report, and the same with what was measured in the stored dtype.
+
+    Raises:
+        FileNotFoundError: The source is no checkpoint.
+        ValueError: The change is refused, or the weights or the optimiser do not fit.
+    """
+    model = load_checkpoint(source)
+    stored = torch.float32
+    named = model.config.dtype if isinstance(model.config.dtype, torch.dtype) else torch.float32
+    optimizer = load_optimizer(source, model.double())
+    batch = probe_batch(model)
+    before = probe_outputs(model.float(), batch)
+    report = change(model.double(), optimizer)
+    relative, largest = gap(before, probe_outputs(model.float(), batch))
+    summary = {
+        **report.to_dict(),
+        "exact": report.exact and relative <= tolerance(stored),
+        "gap_relative_float32": relative,
+        "gap_max_float32": largest,
+    }
+    with publish(output) as folder:
+        model.to(named).save_pretrained(folder)
+        for name in COPIED:
+            if (source / name).is_file():
+                shutil.copy(source / name, folder)
+        if optimizer is not None:
+            torch.save(narrowed(optimizer.state_dict()), folder / OPTIMIZER_FILE)
+        write_json(folder / REPORT_FILE, summary)
+    return report, summary
+
+
+def load_optimizer(folder: Path, model: PreTrainedModel) -> torch.optim.Optimizer | None:
+    """The optimiser that a training checkpoint holds, its groups as the trainer makes them.
+
+    Args:
+        folder: of the checkpoint.
+        model: loaded from it.
+
+    Returns:
+        AdamW with its state, or None where there is none.
+
+    Raises:
+        ValueError: The state is not of this model.
+    """
+    if not (folder / OPTIMIZER_FILE).is_file():
+        return None
+    decayed = set(decayed_parameters(model))
+    named = list(model.named_parameters())
+    groups = [{"params": [p for n, p in named if (n in decayed) is wanted]} for wanted in (True, False)]
+    optimizer = torch.optim.AdamW(groups)
+    saved = torch.load(folder / OPTIMIZER_FILE, map_location="cpu", weights_only=True)
+    try:
+        optimizer.load_state_dict(saved)
+    except ValueError as error:
+        raise ValueError(
+            f"{folder / OPTIMIZER_FILE} is not of this model ({error}); remove it to go on without"
+        ) from None
+    return optimizer
+
+
+def narrowed(state: dict[str, Any]) -> dict[str, Any]:
+    """An optimiser's state dict with its moments in float32.
+
+    Args:
+        state: from `optimizer.state_dict()`.
+
+    Returns:
+        The same, float64 tensors narrowed.
+    """
+
+    def narrow(value: Any) -> Any:
+        return value.float() if isinstance(value, torch.Tensor) and value.dtype == torch.float64 else value
+
+    moments = {index: {key: narrow(value) for key, value in row.items()} for index, row in state["state"].items()}
+    return {**state, "state": moments}
