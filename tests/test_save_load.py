@@ -178,9 +178,11 @@ def test_a_checkpoint_of_another_width_is_refused_with_both_widths(tmp_path: Pat
     """A d=32 file in a d=48 model: loading fails, and the report names the shapes of both."""
     language_model().save_pretrained(tmp_path)
     wider = GnomonConfig(**{**TINY, "hidden_size": 48, "head_dim": 8})
-    logging.getLogger("transformers").addHandler(caplog.handler)
+    logger = logging.getLogger("transformers")
+    logger.addHandler(caplog.handler)
     with pytest.raises(RuntimeError, match="mismatched"):
         GnomonForCausalLM.from_pretrained(tmp_path, config=wider)
+    logger.removeHandler(caplog.handler)
     assert "torch.Size([16, 32])" in caplog.text
     assert "torch.Size([16, 48])" in caplog.text
 
