@@ -11,7 +11,20 @@ import pytest
 from gnomon.cli import errors
 from gnomon.cli.sweep import read_grid
 
-COMMANDS = ("demo", "train", "sweep", "evaluate", "generate", "grow", "shrink", "info", "convert", "recipes", "data")
+COMMANDS = (
+    "demo",
+    "train",
+    "sweep",
+    "evaluate",
+    "generate",
+    "grow",
+    "shrink",
+    "report",
+    "info",
+    "convert",
+    "recipes",
+    "data",
+)
 
 # Runs the command line in this very process and reports, at its end, whether anything heavy was imported.
 LIGHT = (

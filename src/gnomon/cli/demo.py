@@ -1,4 +1,4 @@
-"""`gnomon demo`: the whole way from text to a model that writes, in a few minutes on two cores."""
+"""`gnomon demo`: from text to a model that grows twice and writes, in a few minutes on two cores."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -7,7 +7,7 @@ import typer
 
 from gnomon.cli.generate import encode, sample
 from gnomon.cli.loading import load_model, load_tokenizer
-from gnomon.cli.outputs import print_table, refuse_existing
+from gnomon.cli.outputs import print_cells, print_table, refuse_existing
 from gnomon.cli.train import RUNS, OverridesOption, leave_if_interrupted
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ def demo(
     ] = None,
     override: OverridesOption = None,
 ) -> None:
-    """Train a small TokenFormer on Shakespeare, compare it with n-grams, and let it write.
+    """Train a small TokenFormer on Shakespeare, grow it twice, compare it with n-grams, and let it write.
 
     Nothing is downloaded. The recipe is packaged: `gnomon recipes copy demo` gives it to you to change.
 
@@ -34,6 +34,8 @@ def demo(
     """
     output = output or first_free(RUNS / RECIPE)
     refuse_existing(output)
+    from gnomon.report.cost import cost_cells, draw_cost, read_curve
+    from gnomon.report.figures import save_figure
     from gnomon.report.run import draw_run
     from gnomon.report.run import train as run
     from gnomon.training.recipe import load_recipe
@@ -53,8 +55,15 @@ def demo(
         ["model", "loss"],
         [[name, f"{loss:.4f}"] for name, loss in losses.items()],
     )
-    curve = next(path for path in draw_run(output, floors=floors) if path.suffix == ".png")
-    print(f"\nThe curve, with the n-grams as dotted lines: {curve} (and .svg)")
+    print()
+    print_cells(
+        "What each stage cost and gained; between stages the model grew, and computed the same", *cost_cells([output])
+    )
+    draw_run(output, floors=floors)
+    save_figure(draw_cost([read_curve(output)], floors=floors), output / "figures" / "cost")
+    print(
+        f"\nLoss over steps and over cost, the n-grams as dotted lines: {output}/figures/loss.png, cost.png (and .svg)"
+    )
     print("\nWhat it writes:\n", flush=True)
     prompt_ids = encode(PROMPT, tokenizer, model)
     sample(

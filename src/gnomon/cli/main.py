@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from gnomon.cli import convert, data, demo, evaluate, generate, grow, info, recipes, sweep, train
+from gnomon.cli import convert, data, demo, evaluate, generate, grow, info, recipes, report, sweep, train
 from gnomon.cli.errors import one_sentence
 
 app = typer.Typer(
@@ -42,6 +42,7 @@ app.command()(evaluate.evaluate)
 app.command()(generate.generate)
 app.command()(grow.grow)
 app.command()(grow.shrink)
+app.command()(report.report)
 app.command()(info.info)
 app.command()(convert.convert)
 app.add_typer(recipes.app, name="recipes")

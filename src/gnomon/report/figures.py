@@ -54,7 +54,7 @@ def draw_loss_curve(
     if not train and not held_out:
         raise ValueError("the metrics hold no losses to draw; train for at least one step.")
     with rc_context(STYLE):
-        figure, axes = _new_figure(title, X_AXES[x], "loss (nats per token)")
+        figure, axes = new_figure(title, X_AXES[x], "loss (nats per token)")
         if train:
             axes.plot(*zip(*train, strict=True), color=TRAIN, linewidth=1.5, clip_on=False)
         if held_out:
@@ -76,7 +76,7 @@ def draw_loss_curve(
             labels.append((name, end, loss, FLOOR))
         losses = [loss for _, loss in train + held_out] + [*(floors or {}).values()]
         _limit(axes, end, losses)
-        _label_ends(axes, labels)
+        label_ends(axes, labels)
         return figure
 
 
@@ -104,7 +104,7 @@ def draw_sweep(ledger: Rows, *, title: str = "Validation loss of every setting")
         others = ", ".join(f"{short[key]} {summary['settings'].get(key)}" for key in keys if key != axis)
         lines.setdefault(others, []).append(summary)
     with rc_context(STYLE):
-        figure, axes = _new_figure(
+        figure, axes = new_figure(
             title, short.get(axis, "the recipe").replace("_", " "), "validation loss (nats per token)"
         )
         labels = []
@@ -150,7 +150,7 @@ def draw_sweep(ledger: Rows, *, title: str = "Validation loss of every setting")
                 fontsize=9,
                 color="#555555",
             )
-        _label_ends(axes, [label for label in labels if label[0]])
+        label_ends(axes, [label for label in labels if label[0]])
         return figure
 
 
@@ -172,7 +172,7 @@ def save_figure(figure: Figure, path: Path) -> list[Path]:
     return written
 
 
-def _new_figure(title: str, x_label: str, y_label: str) -> tuple[Figure, Axes]:
+def new_figure(title: str, x_label: str, y_label: str) -> tuple[Figure, Axes]:
     """An empty figure of the house's shape, without pyplot's global state."""
     figure = Figure(figsize=(7.2, 4.2))
     FigureCanvasAgg(figure)
@@ -207,10 +207,10 @@ def _limit(axes: Axes, end: float, losses: Sequence[float]) -> None:
     low, high = min(losses), max(losses)
     room = 0.06 * (high - low) or 0.1
     axes.set_ylim(low - room, high + room)
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: _count(value)))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: short_count(value)))
 
 
-def _label_ends(axes: Axes, labels: Iterable[tuple[str, float, float, str]]) -> None:
+def label_ends(axes: Axes, labels: Iterable[tuple[str, float, float, str]]) -> None:
     """Write each line's name right of its end, pushed apart where names would touch."""
     low, high = axes.get_ylim()
     least = (high - low) * 0.055
@@ -229,10 +229,10 @@ def _label_ends(axes: Axes, labels: Iterable[tuple[str, float, float, str]]) -> 
         )
 
 
-def _count(value: float) -> str:
+def short_count(value: float) -> str:
     """A count with its unit.
 
-    >>> _count(1500), _count(4_096_000), _count(20)
+    >>> short_count(1500), short_count(4_096_000), short_count(20)
     ('1.5k', '4.1M', '20')
     """
     for size, unit in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
