@@ -154,7 +154,7 @@ REFUSED = [
     ({"use_bias": True}, "use_bias needs a linear layer"),
     ({"projection": "linear"}, "num_attention_tokens needs projection: pattention"),
     ({"feed_forward": "mlp"}, "num_feed_forward_tokens needs feed_forward: pattention"),
-    ({"score": "gelu", "learn_score_scale": True}, "learn_score_scale needs a score that normalises"),
+    ({"score": "gelu", "learn_score_scale": True}, "learn_score_scale needs a score that normalizes"),
     ({"num_attention_tokens": 0}, "num_attention_tokens takes whole numbers of at least 1; got 0"),
     ({"num_attention_tokens": [16]}, "one entry for each of the 2 layers; got 1"),
     ({"num_feed_forward_tokens": [16, 0]}, "num_feed_forward_tokens takes whole numbers of at least 1; got 0"),

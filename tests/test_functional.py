@@ -85,7 +85,7 @@ def test_the_default_score_is_gelu_of_scores_over_their_norm_times_the_root_of_n
 
 @pytest.mark.parametrize("tokens", [1, 7, 32, 501])
 def test_scores_have_unit_root_mean_square_before_the_gelu(tokens: int) -> None:
-    """With tau = sqrt(n) the RMS of the normalised scores is 1 for any number of tokens."""
+    """With tau = sqrt(n) the RMS of the normalized scores is 1 for any number of tokens."""
     x, keys, _ = problem(tokens=tokens)
     normalized = functional._l2_normalize(x @ keys.T, math.sqrt(tokens), functional.EPSILON)
     torch.testing.assert_close(normalized.square().mean(-1), torch.ones(5, dtype=torch.float64), rtol=1e-7, atol=0)
@@ -135,7 +135,7 @@ def test_all_zero_inputs_and_keys_give_finite_outputs_and_gradients(score: str, 
     torch.testing.assert_close(y.detach(), expected)
 
 
-def test_without_normalisation_pattention_is_a_bias_free_perceptron() -> None:
+def test_without_normalization_pattention_is_a_bias_free_perceptron() -> None:
     """The score gelu equals two linear layers with W1 = K and W2 = V^T."""
     x, keys, values = problem()
     first, second = torch.nn.Linear(16, 32, bias=False), torch.nn.Linear(32, 9, bias=False)

@@ -1,4 +1,4 @@
-"""The optimiser carried across a growth, rules for rows, layers inserted, and the way back."""
+"""The optimizer carried across a growth, rules for rows, layers inserted, and the way back."""
 
 import copy
 
@@ -24,7 +24,7 @@ OPTIMIZERS = [
 
 @pytest.mark.parametrize("make", OPTIMIZERS, ids=["adamw", "amsgrad", "sgd", "rmsprop", "adagrad"])
 def test_state_keeps_old_rows_and_gets_zeros_for_new_ones(make: object) -> None:
-    """Whatever the optimiser, each state tensor of a parameter's shape is padded and the next step runs."""
+    """Whatever the optimizer, each state tensor of a parameter's shape is padded and the next step runs."""
     model = build()
     optimizer = make(model.parameters())
     train(model, optimizer, 3)
@@ -114,7 +114,7 @@ def test_frozen_rows_stay_bitwise_equal_and_rates_scale_updates() -> None:
 
 @pytest.mark.parametrize("fields", [{}, {"num_output_tokens": [3, 4]}], ids=["uniform", "per-layer"])
 def test_inserted_layers_change_nothing_and_learn(fields: dict) -> None:
-    """Identity blocks leave the logits as they are, join the optimiser, and have gradients everywhere by step two."""
+    """Identity blocks leave the logits as they are, join the optimizer, and have gradients everywhere by step two."""
     model = build(**fields)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     train(model, optimizer)
@@ -130,7 +130,7 @@ def test_inserted_layers_change_nothing_and_learn(fields: dict) -> None:
 
 
 def test_dropping_what_was_grown_gives_the_model_back_bit_for_bit() -> None:
-    """Grow by m, then drop: parameters, tau, config and optimiser state are the original ones."""
+    """Grow by m, then drop: parameters, tau, config and optimizer state are the original ones."""
     model = build()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     train(model, optimizer, 2)

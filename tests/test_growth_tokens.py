@@ -1,4 +1,4 @@
-"""New parameter tokens: exactness, gradients, tau, the optimiser, and the official growth."""
+"""New parameter tokens: exactness, gradients, tau, the optimizer, and the official growth."""
 
 import copy
 import json

@@ -1,4 +1,4 @@
-"""Wider models: exact where that is possible, by three methods, with the optimiser."""
+"""Wider models: exact where that is possible, by three methods, with the optimizer."""
 
 from pathlib import Path
 

@@ -74,7 +74,7 @@ def test_double_widens_the_score_scale_and_keeps_its_value(learn: bool) -> None:
 
 
 def test_a_learned_score_scale_keeps_its_identity_and_a_fitting_gradient_through_a_cast() -> None:
-    """An optimiser made before `.bfloat16()` still steps tau after it: same object, gradient of tau's dtype."""
+    """An optimizer made before `.bfloat16()` still steps tau after it: same object, gradient of tau's dtype."""
     module = layer(num_tokens=4, learn_score_scale=True)
     optimizer, before = torch.optim.SGD(module.parameters(), lr=0.1), module.score_scale
     module(torch.randn(3, 8)).sum().backward()

@@ -35,7 +35,7 @@ def test_unset_fields_follow_from_the_width_and_the_projection() -> None:
 
 
 def test_a_linear_model_has_no_token_fields() -> None:
-    """linear: an MLP of width 4 d, affine norms, GPT-2's initialisation, and no count of tokens anywhere."""
+    """linear: an MLP of width 4 d, affine norms, GPT-2's initialization, and no count of tokens anywhere."""
     full = resolve({"hidden_size": 64, "num_attention_heads": 4, "projection": "linear"})
     assert (full["feed_forward"], full["intermediate_size"], full["norm"]) == ("mlp", 256, "layer")
     assert full["initialization"] == "normal"

@@ -19,7 +19,7 @@ INTERRUPTED = 128
 DEBUG_VARIABLE = "GNOMON_DEBUG"
 
 # What libraries raise for a user's mistakes outside ValueError, TypeError and OSError: by name, because importing a
-# library only to recognise its errors would cost `--help` its speed.
+# library only to recognize its errors would cost `--help` its speed.
 _LIBRARY_ERRORS = {
     "DatasetsError",
     "SafetensorError",

@@ -7,7 +7,7 @@ import typer
 
 from gnomon.cli.outputs import print_json, print_table, refuse_existing
 
-Checkpoint = Annotated[Path, typer.Argument(help="A checkpoint's folder; its optimiser's state goes along.")]
+Checkpoint = Annotated[Path, typer.Argument(help="A checkpoint's folder; its optimizer's state goes along.")]
 Output = Annotated[Path, typer.Argument(metavar="OUT", help="The new checkpoint's folder.")]
 AttentionTokens = Annotated[int | None, typer.Option(min=1, help="Of query, key and value, after the change.")]
 OutputTokens = Annotated[int | None, typer.Option(min=1, help="Of the output projection.")]

@@ -30,7 +30,7 @@ def grow(
 ) -> GrowthReport:
     """Make a model larger, in place, and measure what that changed.
 
-    Parameters keep their identity, so that optimisers, schedulers and hooks stay valid; the config describes the
+    Parameters keep their identity, so that optimizers, schedulers and hooks stay valid; the config describes the
     result. Tokens, layers and widths grow in calls of their own.
 
     Args:
@@ -97,7 +97,7 @@ def grow_tokens(
 
     Source: TF eq. 11-12; the cases of exactness are in `gnomon.growth.tokens`.
 
-    Differs: the reference grows when it loads a checkpoint, lets tau follow the count and drops the optimiser
+    Differs: the reference grows when it loads a checkpoint, lets tau follow the count and drops the optimizer
     (here: `init="reference"`).
 
     Args:

@@ -19,7 +19,7 @@ class TokenStatistics:
     """Sums over the observed positions, one number a token, in float64.
 
     Args:
-        normalized: of the part of the normalised sum of squares that a token holds (A_j^2 / ||A||^2, or its GELU's);
+        normalized: of the part of the normalized sum of squares that a token holds (A_j^2 / ||A||^2, or its GELU's);
             it tells how the norm changes when the token goes. None for scores without an L2 norm.
         weight: of the squared weight S_j^2.
         positions: how many were observed.

@@ -1,4 +1,4 @@
-"""Carrying an optimiser across a growth: its state keeps the old rows and gets zeros for the new ones.
+"""Carrying an optimizer across a growth: its state keeps the old rows and gets zeros for the new ones.
 
 The parameter objects stay the same (growth replaces their data), so param groups, schedulers and hooks need nothing.
 """
@@ -14,7 +14,7 @@ SECOND_MOMENTS = frozenset({"exp_avg_sq", "max_exp_avg_sq", "square_avg", "sum",
 
 
 def check_optimizer(optimizer: Optimizer, model: nn.Module, grown: Iterable[tuple[str, nn.Parameter]]) -> None:
-    """Refuse an optimiser that is not this model's, or whose state has a form that cannot grow.
+    """Refuse an optimizer that is not this model's, or whose state has a form that cannot grow.
 
     Args:
         optimizer: to be carried along.
@@ -51,7 +51,7 @@ def grow_parameter(
     moment: float = 1.0,
     drop_state: bool = False,
 ) -> None:
-    """Replace a parameter's rows and let the optimiser's state follow, row by row.
+    """Replace a parameter's rows and let the optimizer's state follow, row by row.
 
     Args:
         parameter: keeps its identity; its data is replaced and its gradient dropped.

@@ -1,7 +1,7 @@
-"""Rates, freezing and bias correction of single rows: they act on the optimiser's UPDATE, never on gradients.
+"""Rates, freezing and bias correction of single rows: they act on the optimizer's UPDATE, never on gradients.
 
 Adam divides a gradient by its own size, so a factor on the gradient does not change the step; and decoupled weight
-decay and warm moments move rows whose gradient is zero. What the optimiser did to a row is known only after its step.
+decay and warm moments move rows whose gradient is zero. What the optimizer did to a row is known only after its step.
 """
 
 import math
@@ -21,7 +21,7 @@ class RowRule:
         old_rows: how many rows, from the first, are old; the others are new.
         old_rate: factor on the old rows' updates; 0 freezes them, bit for bit.
         new_rate: factor on the new rows' updates.
-        born: steps that the optimiser had counted for this parameter when the new rows came; None to leave Adam's
+        born: steps that the optimizer had counted for this parameter when the new rows came; None to leave Adam's
             bias correction of the new rows as it is.
     """
 
@@ -32,20 +32,20 @@ class RowRule:
 
 
 class RowUpdates:
-    """Applies rules to the rows of an optimiser's parameters, in hooks before and after each step.
+    """Applies rules to the rows of an optimizer's parameters, in hooks before and after each step.
 
-        u_old <- old_rate * u,    u_new <- new_rate * c(t) * u,    u the change that the optimiser made
+        u_old <- old_rate * u,    u_new <- new_rate * c(t) * u,    u the change that the optimizer made
 
     torch keeps one step count T a tensor, and a carried count makes Adam take new rows' zero moments for long
     averages: with beta2 0.999 they move up to 5 times too far. With t = T - born their own count,
 
         c(t) = (1 - beta1^T) / (1 - beta1^t) * sqrt( (1 - beta2^t) / (1 - beta2^T) )
 
-    turns Adam's step into the one that a fresh optimiser would have made (its epsilon aside). Decoupled weight decay
+    turns Adam's step into the one that a fresh optimizer would have made (its epsilon aside). Decoupled weight decay
     is part of the update and so follows the rates, but not c(t).
 
     Args:
-        optimizer: the optimiser to watch; `detach` ends it.
+        optimizer: the optimizer to watch; `detach` ends it.
     """
 
     def __init__(self, optimizer: Optimizer) -> None:
@@ -58,15 +58,15 @@ class RowUpdates:
         ]
 
     def add(self, name: str, parameter: nn.Parameter, rule: RowRule) -> None:
-        """Rule over a parameter of the optimiser.
+        """Rule over a parameter of the optimizer.
 
         Args:
             name: of the parameter, the key under which the rule is saved.
-            parameter: held by the optimiser.
+            parameter: held by the optimizer.
             rule: for its rows.
 
         Raises:
-            ValueError: when the rule has a negative rate, or an optimiser without Adam's counts cannot be corrected.
+            ValueError: when the rule has a negative rate, or an optimizer without Adam's counts cannot be corrected.
         """
         if min(rule.old_rate, rule.new_rate) < 0:
             raise ValueError(f"rates of rows must be at least 0; got {rule.old_rate} and {rule.new_rate} for {name}")
@@ -126,7 +126,7 @@ def scale_update(rows: Tensor, before: Tensor, rate: float, decay: float, correc
     """Replace rows by before + rate * (decay part + correction * rest) of their update, in place.
 
     Args:
-        rows: after the optimiser's step.
+        rows: after the optimizer's step.
         before: the same before it.
         rate: factor on all of the update; 0 brings the rows back bit for bit.
         decay: what decoupled weight decay took, as a fraction of `before`.
@@ -140,12 +140,12 @@ def scale_update(rows: Tensor, before: Tensor, rate: float, decay: float, correc
 
 
 def bias_correction(rule: RowRule, state: dict[str, Any], group: dict[str, Any]) -> float:
-    """c(t) of new rows, 1.0 where the optimiser is no Adam or the rule wants none.
+    """c(t) of new rows, 1.0 where the optimizer is no Adam or the rule wants none.
 
     Args:
         rule: tells when the rows were born.
-        state: the optimiser's, of this parameter, after its step.
-        group: the optimiser's, of this parameter.
+        state: the optimizer's, of this parameter, after its step.
+        group: the optimizer's, of this parameter.
 
     Returns:
         The factor.

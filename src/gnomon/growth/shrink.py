@@ -32,7 +32,7 @@ def shrink(
 
     The score is the root mean square of what a token adds to the output, S_j V_j: keys alone say nothing, since an L2
     score is blind to their common scale, and values alone do not know how often their token is used. tau follows the
-    kept share so that the kept tokens' normalised scores stay where they were; tokens with zero keys have no share,
+    kept share so that the kept tokens' normalized scores stay where they were; tokens with zero keys have no share,
     so that dropping what `init="exact"` appended gives the model back bit for bit.
 
     Args:

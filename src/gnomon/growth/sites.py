@@ -115,7 +115,7 @@ def put(site: Site, plan: NewTokens, optimizer: Optimizer | None, drop_state: bo
         site: where.
         plan: the tokens.
         optimizer: whose state follows.
-        drop_state: forget the optimiser's state of these tokens.
+        drop_state: forget the optimizer's state of these tokens.
 
     Returns:
         A row of the report.

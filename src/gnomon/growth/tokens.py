@@ -7,7 +7,7 @@ Whether a growth is exact follows from the score function, the new tokens and ta
 | `exact` | 0 | random | held | both L2 scores, gelu |
 | `replicate` | every key k times | V / k + offsets that sum to zero | times sqrt(k), softmax times k | every score |
 | `random` | random | random | sqrt(new n) | none |
-| `reference` | as `random`, the optimiser's state dropped | | | none |
+| `reference` | as `random`, the optimizer's state dropped | | | none |
 
 Source: TF eq. 11-12 and 26-31 (zero keys); replication is a whole-factor Net2Net split of each token, for which the
 norm of a score row grows by exactly sqrt(k).
@@ -37,7 +37,7 @@ class NewTokens:
         score_scale: tau after growth; None for the score `gelu`.
         is_exact: whether the function is unchanged by construction.
         source: for each row after growth, the row it was copied from, -1 where it is new.
-        key_moment: factor on the optimiser's first moment of copied keys.
+        key_moment: factor on the optimizer's first moment of copied keys.
     """
 
     keys: Tensor

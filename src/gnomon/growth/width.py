@@ -216,7 +216,7 @@ class Widening:
             module.eps *= self.mean_square
 
     def replace(self, parameter: nn.Parameter, data: Tensor, *axes: Axis) -> None:
-        """Put new data in place and let the optimiser's state follow the same indices."""
+        """Put new data in place and let the optimizer's state follow the same indices."""
         shape = parameter.shape
         parameter.data, parameter.grad = data.to(parameter.data), None
         if self.optimizer is None or parameter not in self.optimizer.state:

@@ -47,7 +47,7 @@ class GnomonBlock(GradientCheckpointingLayer, Block):
 
 
 def initialization_rule(config: GnomonConfig) -> Rule:
-    """The initialisation rule of a configuration.
+    """The initialization rule of a configuration.
 
     Args:
         config: names the rule and the sizes that it depends on.
@@ -116,7 +116,7 @@ def build_block(config: GnomonConfig, layer: int) -> GnomonBlock:
 
 
 class GnomonPreTrainedModel(PreTrainedModel):
-    """What all gnomon models share: their config, their initialisation, and what transformers may do with them."""
+    """What all gnomon models share: their config, their initialization, and what transformers may do with them."""
 
     config_class = GnomonConfig
     config: GnomonConfig

@@ -238,7 +238,7 @@ class GnomonConfig(PreTrainedConfig):
         if self.learn_score_scale and not pattention:
             raise ValueError("learn_score_scale needs Pattention; set projection or feed_forward to pattention")
         if self.learn_score_scale and self.score == "gelu":
-            raise ValueError("learn_score_scale needs a score that normalises; gelu has no score scale")
+            raise ValueError("learn_score_scale needs a score that normalizes; gelu has no score scale")
 
     def _check_rotary(self) -> None:
         if self.positions != "rotary":

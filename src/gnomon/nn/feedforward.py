@@ -91,7 +91,7 @@ def build_feed_forward(
         width: of input and output.
         intermediate_size: hidden width of `mlp` and `glu`.
         activation: a name of `ACTIVATIONS`, for `mlp` and `glu`.
-        rule: the initialisation rule.
+        rule: the initialization rule.
         bias: whether linear layers have biases.
         inner_norm: before the second projection of `mlp` and `glu`.
         pattention: `num_tokens` and the other arguments of `Pattention`.

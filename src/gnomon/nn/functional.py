@@ -18,7 +18,7 @@ EPSILON = 1e-9
 def l2_norm_gelu(
     scores: Float[Tensor, "*batch tokens"], score_scale: float | Tensor, eps: float = EPSILON
 ) -> Float[Tensor, "*batch tokens"]:
-    """L2-normalise the scores over the token axis, multiply by tau, then apply the exact GELU.
+    """L2-normalize the scores over the token axis, multiply by tau, then apply the exact GELU.
 
         S_ij = GELU( A_ij * tau / sqrt(sum_k A_ik^2 + eps tau^2) )
 
@@ -40,7 +40,7 @@ def l2_norm_gelu(
 def gelu_l2_norm(
     scores: Float[Tensor, "*batch tokens"], score_scale: float | Tensor, eps: float = EPSILON
 ) -> Float[Tensor, "*batch tokens"]:
-    """Apply the exact GELU, then L2-normalise over the token axis and multiply by tau.
+    """Apply the exact GELU, then L2-normalize over the token axis and multiply by tau.
 
         S_ij = tau * GELU(A_ij) / sqrt(sum_k GELU(A_ik)^2 + eps tau^2)
 
@@ -81,7 +81,7 @@ def softmax(
 def gelu(
     scores: Float[Tensor, "*batch tokens"], score_scale: float | Tensor | None = None, eps: float = EPSILON
 ) -> Float[Tensor, "*batch tokens"]:
-    """The exact GELU with no normalisation: Pattention is then a bias-free two-layer perceptron.
+    """The exact GELU with no normalization: Pattention is then a bias-free two-layer perceptron.
 
         S_ij = GELU(A_ij),  W_1 = K_P,  W_2 = V_P^T
 
@@ -89,7 +89,7 @@ def gelu(
 
     Args:
         scores: A = X K^T, one row a position.
-        score_scale: must be None, since nothing is normalised.
+        score_scale: must be None, since nothing is normalized.
         eps: unused, for one signature of all scores.
 
     Returns:

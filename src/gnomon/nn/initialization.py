@@ -20,7 +20,7 @@ RESIDUAL_SITES = ("output", "down")
 
 
 def tokenformer(*, num_layers: int, hidden_size: int, std: float = 0.02) -> Rule:
-    """TokenFormer's initialisation.
+    """TokenFormer's initialization.
 
         keys, embeddings and inner weights: N(0, std^2),   values and residual weights: N(0, (2 / (L sqrt(d)))^2)
 
@@ -43,7 +43,7 @@ def tokenformer(*, num_layers: int, hidden_size: int, std: float = 0.02) -> Rule
 
 
 def normal(*, num_layers: int, hidden_size: int, std: float = 0.02) -> Rule:
-    """GPT-2's initialisation, the usual one of a pre-norm Transformer.
+    """GPT-2's initialization, the usual one of a pre-norm Transformer.
 
         everything: N(0, std^2),   residual weights and values: N(0, std^2 / (2 L))
 

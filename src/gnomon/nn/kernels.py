@@ -21,7 +21,7 @@ FUSED_SCORES = ("l2_norm_gelu", "gelu_l2_norm")
 class FusedPattention(torch.autograd.Function):
     """Pattention with an L2 score, its gradient written out.
 
-    With r = 1 / sqrt(sum A^2 / tau^2 + eps) and the normalised Z = r A (all per row), the gradient of a row is
+    With r = 1 / sqrt(sum A^2 / tau^2 + eps) and the normalized Z = r A (all per row), the gradient of a row is
 
         dA = r (dZ - Z <dZ, Z> / tau^2),   dtau = <dZ, Z> (1 - eps r^2) / tau
 

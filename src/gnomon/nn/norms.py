@@ -1,4 +1,4 @@
-"""Normalisation layers by name."""
+"""Normalization layers by name."""
 
 from collections.abc import Callable
 
@@ -13,7 +13,7 @@ NORMS: dict[str, Callable[[int, float], nn.Module]] = {
 
 
 def build_norm(kind: str, size: int, *, eps: float = 1e-5) -> nn.Module:
-    """Build a normalisation over the last axis.
+    """Build a normalization over the last axis.
 
     Args:
         kind: a name of `NORMS`.

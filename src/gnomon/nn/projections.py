@@ -112,7 +112,7 @@ class Pattention(nn.Module):
                 raise ValueError(f"{name} of a Pattention must be at least 1; got {size}")
         default = functional.default_score_scale(score, num_tokens)
         if default is None and (score_scale is not None or learn_score_scale):
-            raise ValueError(f"the score {score!r} normalises nothing and has no score scale; leave it unset")
+            raise ValueError(f"the score {score!r} normalizes nothing and has no score scale; leave it unset")
         if score_scale is not None and not 0.0 < score_scale < math.inf:
             raise ValueError(f"score_scale must be above 0 and finite; got {score_scale}")
         self.in_features, self.out_features = in_features, out_features
@@ -188,8 +188,8 @@ def build_projection(
         kind: `linear` or `pattention`.
         in_features: width of the input.
         out_features: width of the output.
-        site: where it stands (`query`, `key`, `value`, `output`, ...), for the initialisation.
-        rule: the initialisation rule.
+        site: where it stands (`query`, `key`, `value`, `output`, ...), for the initialization.
+        rule: the initialization rule.
         bias: whether a linear projection has a bias.
         pattention: `num_tokens` and the other arguments of `Pattention`.
 

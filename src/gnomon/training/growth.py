@@ -1,4 +1,4 @@
-"""Growth between two stages: how the optimiser and the rules for rows go along, and what outlasts it."""
+"""Growth between two stages: how the optimizer and the rules for rows go along, and what outlasts it."""
 
 from copy import deepcopy
 from dataclasses import asdict, dataclass, field
@@ -45,7 +45,7 @@ class GrowthState:
 def grow_for_stage(
     model: PreTrainedModel, optimizer: Optimizer, options: GrowthOptions, *, seed: int
 ) -> tuple[GrowthReport, GrowthState]:
-    """Grow a model as a recipe says, its optimiser with it.
+    """Grow a model as a recipe says, its optimizer with it.
 
     Args:
         model: Before the stage.
@@ -98,12 +98,12 @@ def grow_for_stage(
 
 
 def grow_before_training(trainer: Any, options: GrowthOptions, checkpoint: Path | None, report: Path) -> None:
-    """Grow the model of a stage that is about to begin, with the optimiser of the stage before.
+    """Grow the model of a stage that is about to begin, with the optimizer of the stage before.
 
     Args:
-        trainer: Of the stage; its optimiser is made here, before growth, so that its groups and state fit.
+        trainer: Of the stage; its optimizer is made here, before growth, so that its groups and state fit.
         options: Of the growth.
-        checkpoint: The last of the stage before, whose optimiser state goes along; None for a fresh start.
+        checkpoint: The last of the stage before, whose optimizer state goes along; None for a fresh start.
         report: Where the report is written.
     """
     optimizer = trainer.create_optimizer()

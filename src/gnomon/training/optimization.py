@@ -1,4 +1,4 @@
-"""The optimiser's side of a recipe: the learning rate's course, what decays, and the order of the data."""
+"""The optimizer's side of a recipe: the learning rate's course, what decays, and the order of the data."""
 
 import math
 from collections.abc import Iterator

@@ -90,7 +90,7 @@ class DataOptions(Options):
 
 
 class TrainingOptions(Options):
-    """One stage's optimisation. A step is one change of the weights."""
+    """One stage's optimization. A step is one change of the weights."""
 
     max_steps: PositiveInt | None = Field(None, description="Steps of the stage.")
     epochs: PositiveNumber | None = Field(None, description="Passes over the data, instead of max_steps.")
@@ -176,7 +176,7 @@ class GrowthOptions(Options):
     )
     anneal_steps: PositiveInt | None = Field(None, description="Steps of score_scale: anneal.")
     offset_std: Rate = Field(1.0, description="Size of replicate's offsets, over the values' standard deviation.")
-    optimizer: Literal["carry", "fresh"] = Field("carry", description="Whether the optimiser's state goes along.")
+    optimizer: Literal["carry", "fresh"] = Field("carry", description="Whether the optimizer's state goes along.")
     correct_new_rows: bool = Field(True, description="Correct Adam's bias of new rows by their own step count.")
     old_rate: Rate = Field(1.0, description="Factor on the old rows' updates; 0 freezes them.")
     new_rate: Rate = Field(1.0, description="Factor on the new rows' updates.")

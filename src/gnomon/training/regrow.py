@@ -1,4 +1,4 @@
-"""Growing and shrinking checkpoints on disk: weights, config, tokenizer and optimiser state together."""
+"""Growing and shrinking checkpoints on disk: weights, config, tokenizer and optimizer state together."""
 
 import shutil
 from collections.abc import Callable
@@ -28,16 +28,16 @@ def change_checkpoint(source: Path, output: Path, change: Change) -> tuple[Growt
     dtype that is written.
 
     Args:
-        source: a checkpoint's folder; if it holds an optimiser's state, that goes along.
+        source: a checkpoint's folder; if it holds an optimizer's state, that goes along.
         output: the new folder.
-        change: grows or shrinks a model with its optimiser.
+        change: grows or shrinks a model with its optimizer.
 
     Returns:
         The float64 report, and the same with what was measured in the stored dtype.
 
     Raises:
         FileNotFoundError: The source is no checkpoint.
-        ValueError: The change is refused, or the weights or the optimiser do not fit.
+        ValueError: The change is refused, or the weights or the optimizer do not fit.
     """
     model = load_checkpoint(source)
     stored = torch.float32
@@ -65,7 +65,7 @@ def change_checkpoint(source: Path, output: Path, change: Change) -> tuple[Growt
 
 
 def load_optimizer(folder: Path, model: PreTrainedModel) -> torch.optim.Optimizer | None:
-    """The optimiser that a training checkpoint holds, its groups as the trainer makes them.
+    """The optimizer that a training checkpoint holds, its groups as the trainer makes them.
 
     Args:
         folder: of the checkpoint.
@@ -94,7 +94,7 @@ def load_optimizer(folder: Path, model: PreTrainedModel) -> torch.optim.Optimize
 
 
 def narrowed(state: dict[str, Any]) -> dict[str, Any]:
-    """An optimiser's state dict with its moments in float32.
+    """An optimizer's state dict with its moments in float32.
 
     Args:
         state: from `optimizer.state_dict()`.
