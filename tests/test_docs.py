@@ -9,6 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from gnomon.training.recipe import check_recipe
+from gnomon.training.text import parse_yaml
+
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 DOCUMENTS = sorted(ROOT.glob("*.md"))
@@ -62,6 +65,14 @@ def test_the_quickstart_in_python_runs(tmp_path: Path) -> None:
     assert result.returncode == 0, result.stderr
     assert float(result.stdout.splitlines()[0]) > 0
     assert "ROMEO:" in result.stdout
+
+
+def test_the_recipe_of_the_readme_is_one() -> None:
+    """The YAML example loads, and its second stage continues the first one's schedule."""
+    (example,) = blocks("yaml")
+    recipe = check_recipe(parse_yaml(example, "README.md"))
+    assert recipe.stages[1].growth.num_feed_forward_tokens == 1024
+    assert recipe.stages[1].training.continue_schedule
 
 
 def test_the_map_names_every_room_and_no_other() -> None:

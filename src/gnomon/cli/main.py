@@ -1,5 +1,6 @@
 """The command `gnomon`. Nothing heavy is imported before a command runs, so that `--help` answers at once."""
 
+import os
 import sys
 from importlib.metadata import version
 from typing import Annotated
@@ -51,5 +52,8 @@ app.add_typer(data.app, name="data")
 
 def main() -> None:
     """Run one command; exit with 2 for bad input, 130 or 143 for an interrupt, 1 for our own faults."""
+    # Threads that wait for each other by spinning starve a machine that has other work: two runs on two cores then
+    # take five times as long as they need. OpenMP reads this when torch is imported, so it has to be set before.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     with one_sentence():
         sys.exit(app(prog_name="gnomon", standalone_mode=False) or 0)
