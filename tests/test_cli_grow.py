@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 import gnomon
 from gnomon.training.recipe import load_recipe
@@ -49,7 +50,7 @@ def test_a_grown_checkpoint_evaluates_the_same_and_carries_its_optimizer(folder:
     report = json.loads(result.stdout)
     assert report["exact"]
     assert report["gap_relative"] <= 1e-12
-    assert report["gap_relative_float32"] <= 5e-6
+    assert report["gap_relative_stored"] <= 5e-6
     assert json.loads((folder / output / "growth.json").read_text()) == report
     scores = [
         json.loads(
@@ -63,6 +64,22 @@ def test_a_grown_checkpoint_evaluates_the_same_and_carries_its_optimizer(folder:
     model = gnomon.GnomonForCausalLM.from_pretrained(folder / output)
     shapes = {tuple(parameter.shape) for parameter in model.parameters()}
     assert all(tuple(row["exp_avg"].shape) in shapes for row in state.values())
+
+
+def test_a_half_precision_checkpoint_stays_one(folder: Path) -> None:
+    """A bfloat16 checkpoint is written in bfloat16 again, its old tokens bit for bit and its tau in float32."""
+    model = gnomon.GnomonForCausalLM.from_pretrained(folder / "run" / "model")
+    model.bfloat16().save_pretrained(folder / "half")
+    result = command("grow", "half", "half-larger", *LARGER, "--json", cwd=folder)
+    assert result.returncode == 0, result.stderr
+    report = json.loads(result.stdout)
+    assert report["exact"]
+    assert report["stored_dtype"] == "bfloat16"
+    before, after = (load_file(folder / name / "model.safetensors") for name in ("half", "half-larger"))
+    name = "model.layers.0.feed_forward."
+    assert torch.equal(after[name + "value_tokens"][:24], before[name + "value_tokens"])
+    assert after[name + "value_tokens"].dtype == torch.bfloat16
+    assert after[name + "score_scale"].dtype == torch.float32
 
 
 def test_shrinking_back_gives_the_same_file(folder: Path) -> None:

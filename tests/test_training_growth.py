@@ -134,6 +134,7 @@ def test_an_impossible_growth_is_refused_before_anything_is_written(
         ({}, "names no size"),
         ({"num_feed_forward_token": 48}, "num_feed_forward_tokens"),
         ({"num_feed_forward_tokens": 48, "score_scale": "anneal"}, "anneal_steps"),
+        ({"num_feed_forward_tokens": 48, "score_scale": "anneal", "anneal_steps": 7}, "beyond training.max_steps 6"),
         ({"num_feed_forward_tokens": 48, "old_rate": -1.0}, "old_rate"),
     ],
 )
@@ -141,3 +142,10 @@ def test_a_wrong_growth_key_is_named(page: Path, growth: dict[str, Any], said: s
     """A misspelt key, a missing partner and a negative rate are each refused with the key's name."""
     with pytest.raises(ValueError, match=said):
         load_recipe(grown_recipe(page, growth))
+
+
+def test_the_first_stage_has_nothing_to_continue(page: Path) -> None:
+    """A schedule that would go on from nowhere is refused."""
+    recipe = tiny_recipe(page, continue_schedule=True)
+    with pytest.raises(ValueError, match="no stage before it"):
+        load_recipe(recipe)

@@ -118,7 +118,10 @@ def run(checkpoint: Path, output: Path, change: Any, as_json: bool) -> None:
         [
             ["exact", "yes" if summary["exact"] else "no"],
             ["relative change of the outputs, float64", f"{summary['gap_relative']:.3g}"],
-            ["relative change of the outputs, float32", f"{summary['gap_relative_float32']:.3g}"],
+            [
+                f"relative change of the outputs, {summary['stored_dtype']} as stored",
+                f"{summary['gap_relative_stored']:.3g}",
+            ],
             ["parameters before", f"{summary['parameters_before']:,}"],
             ["parameters after", f"{summary['parameters_after']:,}"],
             ["parameters that nothing can train", f"{summary['dead_parameters']:,}"],

@@ -1,9 +1,10 @@
 """What a recipe may say: its keys, their types, ranges, meanings and defaults."""
 
 import math
+import os
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 PositiveInt = Annotated[int, Field(gt=0)]
 Count = Annotated[int, Field(ge=0)]
@@ -133,6 +134,15 @@ class TrainingOptions(Options):
         50, description="Steps in a row that a loss may stay above its start before the run stops; 0: any."
     )
 
+    @field_validator("workers")
+    @classmethod
+    def _enough_processors(cls, workers: int) -> int:
+        """Far more workers than the machine has processors would only fill its memory."""
+        most = max(8, 2 * (os.cpu_count() or 1))
+        if workers > most:
+            raise ValueError(f"is {workers}, and this machine's processors have use for {most} at most; lower it")
+        return workers
+
     @model_validator(mode="after")
     def _one_length(self) -> Self:
         """Exactly one of `max_steps` and `epochs`, and a warm-up that ends before the stage."""
@@ -203,6 +213,14 @@ class StageOptions(Options):
     data: DataOptions | None = Field(None, description="The stage's data, where they are not the recipe's.")
     training: TrainingOptions
 
+    @model_validator(mode="after")
+    def _anneals_in_time(self) -> Self:
+        """An annealing that would still be on its way at the stage's end is refused."""
+        steps, anneal = self.training.max_steps, self.growth and self.growth.anneal_steps
+        if steps is not None and anneal is not None and anneal > steps:
+            raise ValueError(f"has growth.anneal_steps {anneal}, beyond training.max_steps {steps}; lower anneal_steps")
+        return self
+
 
 class Recipe(Options):
     """A whole recipe: what is trained, on what, and how.
@@ -222,6 +240,13 @@ class Recipe(Options):
     data: DataOptions
     seed: Annotated[int, Field(ge=0, lt=2**31)] = Field(0, description="Of weights, data order and dropout.")
     stages: list[StageOptions] = Field(min_length=1, description="Run one after another.")
+
+    @model_validator(mode="after")
+    def _begins_its_own_schedule(self) -> Self:
+        """The first stage has no schedule before it to go on with."""
+        if self.stages[0].training.continue_schedule:
+            raise ValueError("has stages.0.training.continue_schedule true, but no stage before it; remove it")
+        return self
 
     def stage_data(self, stage: int) -> DataOptions:
         """The data of a stage: its own, or the recipe's."""

@@ -2,6 +2,7 @@
 
 import shutil
 from collections.abc import Callable
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from gnomon.growth.report import GrowthReport, gap, probe_batch, probe_outputs, 
 from gnomon.training.checkpoints import publish
 from gnomon.training.optimization import decayed_parameters
 from gnomon.training.preparation import load_checkpoint
-from gnomon.training.records import write_json
+from gnomon.training.records import read_json, write_json
 
 OPTIMIZER_FILE = "optimizer.pt"
 REPORT_FILE = "growth.json"
@@ -25,7 +26,7 @@ def change_checkpoint(source: Path, output: Path, change: Change) -> tuple[Growt
     """Change a checkpoint's model and write the result whole, or nothing.
 
     The change is made and measured in float64, where rounding cannot hide anything, and measured once more in the
-    dtype that is written.
+    dtype of the source, which is the one that is written.
 
     Args:
         source: a checkpoint's folder; if it holds an optimizer's state, that goes along.
@@ -33,28 +34,30 @@ def change_checkpoint(source: Path, output: Path, change: Change) -> tuple[Growt
         change: grows or shrinks a model with its optimizer.
 
     Returns:
-        The float64 report, and the same with what was measured in the stored dtype.
+        The float64 report, and the same with what was measured in the stored dtype; `exact` needs both.
 
     Raises:
         FileNotFoundError: The source is no checkpoint.
         ValueError: The change is refused, or the weights or the optimizer do not fit.
     """
     model = load_checkpoint(source)
-    stored = torch.float32
-    named = model.config.dtype if isinstance(model.config.dtype, torch.dtype) else torch.float32
+    named = str(read_json(source / "config.json").get("dtype") or "float32")
+    stored = getattr(torch, named)
     optimizer = load_optimizer(source, model.double())
     batch = probe_batch(model)
-    before = probe_outputs(model.float(), batch)
-    report = change(model.double(), optimizer)
-    relative, largest = gap(before, probe_outputs(model.float(), batch))
+    before = probe_outputs(deepcopy(model).to(stored), batch)
+    report = change(model, optimizer)
+    model.to(stored)
+    relative, largest = gap(before, probe_outputs(model, batch))
     summary = {
         **report.to_dict(),
         "exact": report.exact and relative <= tolerance(stored),
-        "gap_relative_float32": relative,
-        "gap_max_float32": largest,
+        "stored_dtype": named,
+        "gap_relative_stored": relative,
+        "gap_max_stored": largest,
     }
     with publish(output) as folder:
-        model.to(named).save_pretrained(folder)
+        model.save_pretrained(folder)
         for name in COPIED:
             if (source / name).is_file():
                 shutil.copy(source / name, folder)
