@@ -27,6 +27,11 @@ if _SHAPE_CHECKS:
     install_import_hook("gnomon.nn", "beartype.beartype")
 
 import pytest  # noqa: E402
+from hypothesis import HealthCheck, settings  # noqa: E402
+
+# The same examples every time, and no limit by the clock: a busy machine must not fail a test.
+settings.register_profile("gnomon", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("gnomon")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
