@@ -70,10 +70,22 @@ def test_every_entry_says_what_it_costs(name):
     assert dataset.license in sentence
     assert f"{dataset.num_characters:,} characters" in sentence
     assert all(document in sentence for document in dataset.held_out)
-    assert dataset.is_embedded == (dataset.download_bytes == 0) == (dataset.package is None)
-    if not dataset.is_embedded:
+    assert dataset.is_embedded == (dataset.download_bytes == 0) == (dataset.package is None and not dataset.parts)
+    if dataset.parts:
+        assert all(part in sentence for part in dataset.parts)
+    elif not dataset.is_embedded:
         assert dataset.package in sentence
         assert f"{dataset.download_bytes / 1e6:.1f} MB" in sentence
+
+
+def test_a_joined_entry_counts_what_its_parts_count():
+    """Documents, characters, bytes to download and what is held out are the sums of the parts'."""
+    joined = DATASETS["plays-and-novels"]
+    parts = [DATASETS[name] for name in joined.parts]
+    assert joined.num_documents == sum(part.num_documents for part in parts)
+    assert joined.num_characters == sum(part.num_characters for part in parts)
+    assert joined.download_bytes == sum(part.download_bytes for part in parts)
+    assert set(joined.held_out) == {document for part in parts for document in part.held_out}
 
 
 def test_misspelt_name_is_refused_with_the_right_one():

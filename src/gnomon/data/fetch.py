@@ -22,7 +22,10 @@ def cache_folder() -> Path:
 
 def is_available(name: str) -> bool:
     """Whether the data set can be read now, without fetching anything."""
-    return find_dataset(name).is_embedded or (cache_folder() / name).is_dir()
+    dataset = find_dataset(name)
+    if dataset.parts:
+        return all(map(is_available, dataset.parts))
+    return dataset.is_embedded or (cache_folder() / name).is_dir()
 
 
 def read_dataset(name: str, *, folder: Path | None = None) -> dict[str, str]:
@@ -30,7 +33,7 @@ def read_dataset(name: str, *, folder: Path | None = None) -> dict[str, str]:
 
     Args:
         name: A name of the catalog.
-        folder: Where it was fetched to; the cache if None.
+        folder: Where it was fetched to, for a joined set with a folder a part; the cache if None.
 
     Returns:
         Document name -> text, sorted by name.
@@ -40,6 +43,11 @@ def read_dataset(name: str, *, folder: Path | None = None) -> dict[str, str]:
         ValueError: The name is unknown, or the files are not what was fetched.
     """
     dataset = find_dataset(name)
+    if dataset.parts:
+        parts = [read_dataset(part, folder=folder and folder / part) for part in dataset.parts]
+        joined = {document: text for part in parts for document, text in part.items()}
+        check_counts(dataset, joined, f"remove the folders of {' and '.join(dataset.parts)} and fetch them again")
+        return dict(sorted(joined.items()))
     if dataset.is_embedded:
         root = resources.files("gnomon.data") / name
     else:
@@ -80,7 +88,8 @@ def fetch(name: str, *, folder: Path | None = None, announce: Callable[[str], No
 
     Args:
         name: A name of the catalog.
-        folder: Where to put it; $GNOMON_DATA/NAME or ~/.cache/gnomon/NAME if None.
+        folder: Where to put it; $GNOMON_DATA/NAME or ~/.cache/gnomon/NAME if None. A joined set's parts stand side
+            by side, each in a folder of its own name.
         announce: Called with one sentence before anything is downloaded: what, how large, where from, under which
             license and where to; or that there is nothing to do.
 
@@ -98,6 +107,12 @@ def fetch(name: str, *, folder: Path | None = None, announce: Callable[[str], No
     if dataset.is_embedded:
         announce(f"{describe(name)}. Nothing to download.")
         return Path(str(resources.files("gnomon.data") / name))
+    if dataset.parts:
+        home = Path(folder) if folder is not None else cache_folder()
+        for part in dataset.parts:
+            fetch(part, folder=home / part, announce=announce)
+        read_dataset(name, folder=home)
+        return home
     target = Path(folder) if folder is not None else cache_folder() / name
     if target.exists():
         try:
