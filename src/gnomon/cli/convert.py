@@ -1,6 +1,7 @@
 """`gnomon convert`: checkpoints of other projects to this library's, and back."""
 
-import shutil
+import importlib
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -9,15 +10,17 @@ import typer
 
 from gnomon.cli.loading import TOKENIZER_FILES, load_model
 from gnomon.cli.outputs import refuse_existing
+from gnomon.convert.formats import FORMATS, Format
 
 if TYPE_CHECKING:
     from torch import Tensor
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-FORMATS = ("tokenformer",)
-PICKLES = (".bin", ".pt", ".pth")
-SAFETENSORS = ".safetensors"
-CONFIG_FILE = "config.yml"
-WEIGHT_FILES = ("pytorch_model.bin", "model.safetensors")
+END_OF_TEXT = "<|endoftext|>"
+"""What ends a document in a bare tokenizer file (GPT-NeoX's and GPT-2's), which names no special tokens itself."""
+
+VOCABULARIES = (*TOKENIZER_FILES, "vocab.json", "tokenizer.model")
+"""A folder with one of these holds a tokenizer."""
 
 
 def convert(
@@ -28,21 +31,35 @@ def convert(
     config: Annotated[
         Path | None,
         typer.Option(
-            help="The source's own configuration, YAML or JSON; config.yml beside it if left out.", metavar="FILE"
+            help="The source's own configuration, YAML or JSON; config.yml or config.json beside it if left out.",
+            metavar="FILE",
         ),
     ] = None,
     tokenizer: Annotated[
-        Path | None, typer.Option(help="A tokenizer's folder, to be copied into OUT.", metavar="FOLDER")
+        Path | None,
+        typer.Option(
+            help="A tokenizer's folder, or its tokenizer.json, to go with the model; the source's own if left out.",
+            metavar="FILE|FOLDER",
+        ),
+    ] = None,
+    token_ids: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Ids of the tokenizer; generation never emits a row behind them. "
+            "If left out: the tokenizer's length, and 50277 for TokenFormer's released tables.",
+        ),
     ] = None,
     to: Annotated[str | None, typer.Option(help=f"Write this format instead: {', '.join(FORMATS)}.")] = None,
 ) -> None:
     """Convert a checkpoint of another project, or write one in its layout.
 
-    SOURCE is a .bin, .pt or .safetensors file, or a folder with one. Nothing in it is ever executed.
+    SOURCE is a .bin, .pt or .safetensors file, or a folder with one, with shards or with DeepSpeed's layer files.
+    Nothing in it is ever executed.
 
     Examples:
 
-    gnomon convert tokenformer pytorch_model.bin converted --config 150M.yml --tokenizer gpt-neox-20b
+    gnomon convert tokenformer pytorch_model.bin converted --config 150M.yml --tokenizer 20B_tokenizer.json
 
     gnomon convert converted official --to tokenformer
     """
@@ -52,58 +69,70 @@ def convert(
                 "convert takes FORMAT SOURCE OUT, or CHECKPOINT OUT with --to FORMAT, "
                 f"not {len(arguments)} arguments: see 'gnomon convert --help'."
             )
-        check_format(arguments[0])
-        read_foreign(Path(arguments[1]), Path(arguments[2]), config, tokenizer)
+        read_foreign(named_format(arguments[0]), Path(arguments[1]), Path(arguments[2]), config, tokenizer, token_ids)
         print(arguments[2])
         return
-    check_format(to)
+    form = named_format(to)
     if len(arguments) != 2:
         raise ValueError(f"convert --to {to} takes CHECKPOINT OUT, not {len(arguments)} arguments.")
-    if config is not None or tokenizer is not None:
-        raise ValueError("--config and --tokenizer belong to converting from another format; leave them out with --to.")
-    write_foreign(Path(arguments[0]), Path(arguments[1]))
+    if config is not None or tokenizer is not None or token_ids is not None:
+        raise ValueError(
+            "--config, --tokenizer and --token-ids belong to converting from another format; leave them out with --to."
+        )
+    write_foreign(form, Path(arguments[0]), Path(arguments[1]))
     print(arguments[1])
 
 
-def check_format(name: str) -> None:
-    """Refuse a format that cannot be converted.
+def named_format(name: str) -> Format:
+    """The format of a name.
 
     Raises:
-        ValueError: The name is none of `FORMATS`.
+        ValueError: There is none.
     """
     if name not in FORMATS:
         raise ValueError(f"the format must be one of {', '.join(FORMATS)}, not {name!r}.")
+    return FORMATS[name]
 
 
-def read_foreign(source: Path, output: Path, config: Path | None, tokenizer: Path | None) -> None:
-    """Convert a foreign file of weights to a checkpoint's folder.
+def read_foreign(
+    form: Format, source: Path, output: Path, config: Path | None, tokenizer: Path | None, token_ids: int | None
+) -> None:
+    """Convert foreign weights to a checkpoint's folder, in the precision that they have.
 
     Raises:
-        ValueError: The weights do not fit the configuration.
+        ValueError: The weights or the tokenizer do not fit the configuration.
         FileNotFoundError: The source, the configuration or the tokenizer is missing.
         FileExistsError: The output exists.
     """
     refuse_existing(output)
-    config = config or source / CONFIG_FILE
-    if not config.is_file():
-        raise FileNotFoundError(
-            f"there is no {config}, and the weights do not tell their heads: name it with --config."
-        )
-    settings = read_settings(config)
-    files = tokenizer_files(tokenizer) if tokenizer else []
-    weights = read_weights(source)
-    from gnomon.convert.tokenformer import from_tokenformer
+    from gnomon.convert.files import read_weights
+    from gnomon.convert.vocabulary import never_sample_padding_rows
     from gnomon.training.checkpoints import publish
 
-    model = from_tokenformer(weights, settings)
+    if not source.exists():
+        raise FileNotFoundError(f"there is no {source}: name a file of weights, or a folder with one.")
+    settings = read_settings(settings_file(form, source, config))
+    words = find_tokenizer(source, tokenizer)
+    weights = read_weights(source)
+    model = translate(form, "from")(weights, settings)
+    if words is not None and len(words) > model.config.vocab_size:
+        raise ValueError(
+            f"the tokenizer has {len(words)} ids, but the weights have {model.config.vocab_size} rows: "
+            "name the tokenizer that the model was trained with."
+        )
+    if token_ids is not None or words is not None:
+        never_sample_padding_rows(model, token_ids or len(words))
+    if words is not None:
+        name_special_tokens(model, words)
+    model.to(stored_dtype(weights))
     with publish(output) as folder:
         model.save_pretrained(folder)
-        for file in files:
-            shutil.copy(file, folder)
+        if words is not None:
+            words.save_pretrained(folder)
 
 
-def write_foreign(checkpoint: Path, output: Path) -> None:
-    """Write a checkpoint in the official layout: a folder with pytorch_model.bin and config.yml.
+def write_foreign(form: Format, checkpoint: Path, output: Path) -> None:
+    """Write a checkpoint in a foreign layout: a folder with weights and configuration, in the precision it has.
 
     Raises:
         ValueError: The model cannot be written in that layout unchanged.
@@ -112,15 +141,41 @@ def write_foreign(checkpoint: Path, output: Path) -> None:
     refuse_existing(output)
     model = load_model(checkpoint)
     import torch
+    from safetensors.torch import save_file
 
-    from gnomon.convert.tokenformer import config_to_tokenformer, to_tokenformer
     from gnomon.training.checkpoints import publish
-    from gnomon.training.records import write_json
+    from gnomon.training.records import read_json, write_json
 
-    weights = {name: tensor.cpu() for name, tensor in to_tokenformer(model).items()}
+    named = str(read_json(checkpoint / "config.json").get("dtype") or "float32")
+    model = model.cpu().to(getattr(torch, named))
+    weights, settings = translate(form, "to")(model), translate(form, "config_to")(model.config)
+    words = find_tokenizer(checkpoint, None) if form.is_hub_folder else None
     with publish(output) as folder:
-        torch.save(weights, folder / WEIGHT_FILES[0])
-        write_json(folder / CONFIG_FILE, config_to_tokenformer(model.config))
+        if form.weights.endswith(".safetensors"):
+            save_file(weights, folder / form.weights, metadata={"format": "pt"})
+        else:
+            torch.save(weights, folder / form.weights)
+        write_json(folder / form.settings, settings | ({"dtype": named} if form.is_hub_folder else {}))
+        if words is not None:
+            words.save_pretrained(folder)
+
+
+def translate(form: Format, way: str) -> Any:
+    """A function of the room that translates a format."""
+    return getattr(importlib.import_module(f"gnomon.convert.{form.word}"), f"{way}_{form.word}")
+
+
+def settings_file(form: Format, source: Path, config: Path | None) -> Path:
+    """The source's configuration: as named, or beside the weights.
+
+    Raises:
+        FileNotFoundError: It is not there.
+    """
+    beside = source if source.is_dir() else source.parent
+    path = config or beside / form.settings
+    if not path.is_file():
+        raise FileNotFoundError(f"there is no {path}, and the weights do not tell their heads: name it with --config.")
+    return path
 
 
 def read_settings(config: Path) -> Mapping[str, Any]:
@@ -131,49 +186,53 @@ def read_settings(config: Path) -> Mapping[str, Any]:
     """
     from gnomon.training.text import parse_yaml
 
-    settings = parse_yaml(config.read_text(encoding="utf-8"), str(config))
+    text = config.read_text(encoding="utf-8")
+    try:
+        settings = json.loads(text)
+    except json.JSONDecodeError:
+        settings = parse_yaml(text, str(config))
     if not isinstance(settings, dict):
         raise ValueError(f"{config} must hold a mapping of settings, not {type(settings).__name__}.")
     return settings
 
 
-def read_weights(source: Path) -> dict[str, "Tensor"]:
-    """Read a state dict from a file, or from a folder that holds one.
+def find_tokenizer(source: Path, named: Path | None) -> "PreTrainedTokenizerBase | None":
+    """The tokenizer that goes with a model: the one that is named, or the one in the source's folder.
 
     Raises:
-        FileNotFoundError: There is no such file, or the folder holds none.
-        ValueError: The file is of another kind, or holds something else.
+        FileNotFoundError: The named one is not there.
+        ValueError: It is no tokenizer, or has no mark that ends a document.
     """
-    if source.is_dir():
-        found = next((source / name for name in WEIGHT_FILES if (source / name).is_file()), None)
-        if found is None:
-            raise FileNotFoundError(f"the folder {source} holds neither {' nor '.join(WEIGHT_FILES)}: name a file.")
-        source = found
-    if not source.is_file():
-        raise FileNotFoundError(f"there is no file of weights {source}: name a .bin, .pt or .safetensors file.")
-    if source.suffix == SAFETENSORS:
-        from safetensors.torch import load_file
+    if named is None and not (source.is_dir() and any((source / name).is_file() for name in VOCABULARIES)):
+        return None
+    from gnomon.data import tokenizers
 
-        return load_file(source)
-    if source.suffix not in PICKLES:
-        raise ValueError(f"weights are read from {', '.join((*PICKLES, SAFETENSORS))} files, not from {source.name}.")
+    path = named or source
+    if not path.is_file():
+        return tokenizers.load_tokenizer(path)
+    from transformers import PreTrainedTokenizerFast
+
+    try:
+        words = PreTrainedTokenizerFast(tokenizer_file=str(path))
+    except Exception as error:  # tokenizers raises a bare Exception
+        raise ValueError(f"{path} is no tokenizer file: name a tokenizer.json, or a tokenizer's folder.") from error
+    if END_OF_TEXT not in words.get_vocab():
+        raise ValueError(f"{path} has no token {END_OF_TEXT} that ends a document: name its folder instead.")
+    words.add_special_tokens({"bos_token": END_OF_TEXT, "eos_token": END_OF_TEXT})
+    return words
+
+
+def name_special_tokens(model: "PreTrainedModel", words: "PreTrainedTokenizerBase") -> None:
+    """Tell the model which ids begin and end a text, where its configuration does not say so."""
+    for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
+        if getattr(words, name) is not None and getattr(model.config, name) is None:
+            setattr(model.config, name, getattr(words, name))
+            setattr(model.generation_config, name, getattr(words, name))
+
+
+def stored_dtype(weights: Mapping[str, "Tensor"]) -> Any:
+    """The precision of foreign weights, where they have one; else float32."""
     import torch
 
-    weights = torch.load(source, map_location="cpu", weights_only=True)
-    weights = weights.get("module", weights) if isinstance(weights, dict) else weights
-    if not isinstance(weights, dict) or not all(isinstance(value, torch.Tensor) for value in weights.values()):
-        raise ValueError(f"{source} must hold a state dict, names to tensors, and holds something else.")
-    return weights
-
-
-def tokenizer_files(folder: Path) -> list[Path]:
-    """The files of a tokenizer's folder.
-
-    Raises:
-        FileNotFoundError: The folder has no tokenizer.
-    """
-    names = (*TOKENIZER_FILES, "special_tokens_map.json")
-    files = [folder / name for name in names if (folder / name).is_file()]
-    if not files:
-        raise FileNotFoundError(f"{folder} has no tokenizer (tokenizer.json): name a tokenizer's folder.")
-    return files
+    found = {tensor.dtype for tensor in weights.values() if tensor.is_floating_point()}
+    return found.pop() if len(found) == 1 and found <= {torch.float16, torch.bfloat16} else torch.float32

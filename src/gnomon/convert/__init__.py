@@ -1,5 +1,21 @@
 """Foreign checkpoints, each through one table of names that runs both ways."""
 
-from gnomon.convert.tokenformer import from_tokenformer, to_tokenformer
+import importlib
+from typing import TYPE_CHECKING, Any
 
-__all__ = ["from_tokenformer", "to_tokenformer"]
+from gnomon.convert.formats import FORMATS
+
+if TYPE_CHECKING:
+    from gnomon.convert.tokenformer import from_tokenformer, to_tokenformer
+
+_PUBLIC = {f"{way}_{form.word}": form.word for form in FORMATS.values() for way in ("from", "to")}
+"""Function -> its room; the rooms need torch, which the command line's help must not import."""
+
+__all__ = ["FORMATS", "from_tokenformer", "to_tokenformer"]
+
+
+def __getattr__(name: str) -> Any:
+    """Load a format's room when it is first used."""
+    if name in _PUBLIC:
+        return getattr(importlib.import_module(f"gnomon.convert.{_PUBLIC[name]}"), name)
+    raise AttributeError(f"module 'gnomon.convert' has no attribute {name!r}")

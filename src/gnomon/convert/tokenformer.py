@@ -1,41 +1,54 @@
 """The official TokenFormer layout: names, config keys, and where its tau is not ours.
 
-`NAMES` and `CONFIG_KEYS` are the only places where the foreign names stand; both directions read them.
+`LAYOUT` and `CONFIG_KEYS` are the only places where the foreign names stand; both directions read them.
 """
 
 import math
-import re
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from gnomon.convert.tables import Layout, require
+from gnomon.convert.vocabulary import never_sample_padding_rows
 from gnomon.models.config import GnomonConfig
 from gnomon.models.sizes import layer_tokens
 from gnomon.models.text import GnomonForCausalLM
 from gnomon.nn.functional import default_score_scale
 from gnomon.nn.projections import Pattention
 
-FIRST_LAYER = 2
-"""`sequential.0` is the embedding and `.1` a reshaping without parameters; the final norm is `.{L + 3}`."""
+TABLE = "sequential.0.word_embeddings.weight"
+LAYER, OURS = "sequential.{layer}", "model.layers.{layer}"
 
-NAMES: dict[str, str] = {
-    "sequential.0.word_embeddings.weight": "model.embed_tokens.weight",
-    "sequential.{layer}.attention.query.key_param_tokens": "model.layers.{layer}.attention.query.key_tokens",
-    "sequential.{layer}.attention.query.value_param_tokens": "model.layers.{layer}.attention.query.value_tokens",
-    "sequential.{layer}.attention.key.key_param_tokens": "model.layers.{layer}.attention.key.key_tokens",
-    "sequential.{layer}.attention.key.value_param_tokens": "model.layers.{layer}.attention.key.value_tokens",
-    "sequential.{layer}.attention.value.key_param_tokens": "model.layers.{layer}.attention.value.key_tokens",
-    "sequential.{layer}.attention.value.value_param_tokens": "model.layers.{layer}.attention.value.value_tokens",
-    "sequential.{layer}.attention.proj.key_param_tokens": "model.layers.{layer}.attention.output.key_tokens",
-    "sequential.{layer}.attention.proj.value_param_tokens": "model.layers.{layer}.attention.output.value_tokens",
-    "sequential.{layer}.mlp.key_param_tokens": "model.layers.{layer}.feed_forward.key_tokens",
-    "sequential.{layer}.mlp.value_param_tokens": "model.layers.{layer}.feed_forward.value_tokens",
-    "sequential.{last}.norm.weight": "model.norm.weight",
-    "sequential.{last}.norm.bias": "model.norm.bias",
-}
-"""Official name -> our name."""
+LAYOUT = Layout(
+    project="TokenFormer",
+    names={
+        TABLE: "model.embed_tokens.weight",
+        f"{LAYER}.attention.query.key_param_tokens": f"{OURS}.attention.query.key_tokens",
+        f"{LAYER}.attention.query.value_param_tokens": f"{OURS}.attention.query.value_tokens",
+        f"{LAYER}.attention.key.key_param_tokens": f"{OURS}.attention.key.key_tokens",
+        f"{LAYER}.attention.key.value_param_tokens": f"{OURS}.attention.key.value_tokens",
+        f"{LAYER}.attention.value.key_param_tokens": f"{OURS}.attention.value.key_tokens",
+        f"{LAYER}.attention.value.value_param_tokens": f"{OURS}.attention.value.value_tokens",
+        f"{LAYER}.attention.proj.key_param_tokens": f"{OURS}.attention.output.key_tokens",
+        f"{LAYER}.attention.proj.value_param_tokens": f"{OURS}.attention.output.value_tokens",
+        f"{LAYER}.mlp.key_param_tokens": f"{OURS}.feed_forward.key_tokens",
+        f"{LAYER}.mlp.value_param_tokens": f"{OURS}.feed_forward.value_tokens",
+        "sequential.{last}.norm.weight": "model.norm.weight",
+        "sequential.{last}.norm.bias": "model.norm.bias",
+    },
+    num_layers="num_layers",
+    sizes={
+        "hidden_size": (TABLE, 1),
+        "qkv_slot_num": (f"{LAYER}.attention.query.key_param_tokens", 0),
+        "proj_slot_num": (f"{LAYER}.attention.proj.key_param_tokens", 0),
+        "ffn_slot_num": (f"{LAYER}.mlp.key_param_tokens", 0),
+    },
+    copies={"tied_modules.embed.word_embeddings.weight": TABLE},  # the name in files of a pipeline run
+    passed_over=r"rotary_emb\.inv_freq$|\.attention\.(bias|masked_bias)$",
+    first_layer=2,  # `sequential.0` is the embedding and `.1` a reshaping without parameters
+)
 
 CONFIG_KEYS: dict[str, tuple[str, Any]] = {
     "num_layers": ("num_hidden_layers", None),
@@ -50,7 +63,17 @@ CONFIG_KEYS: dict[str, tuple[str, Any]] = {
 }
 """Official key -> our field and the value of an absent key (GPT-NeoX's; None: the key is required)."""
 
-BLOCK_NORMS = {"layernorm_nonparam": "layer_plain", "layernorm": "layer", "rmsnorm": "rms"}
+RELEASED = {
+    "norm": "layernorm_nonparam",
+    "final_norm": "layernorm",
+    "pos_emb": "rotary",
+    "no_weight_tying": False,
+    "gpt_j_residual": False,
+}
+"""Official keys whose only value here is the released models' own."""
+
+RELEASED_ROWS, RELEASED_IDS = 50304, 50277
+"""Rows of the released tables, and the ids of their tokenizer (GPT-NeoX-20B's)."""
 
 
 def config_from_tokenformer(config: Mapping[str, Any], *, vocab_size: int) -> GnomonConfig:
@@ -72,20 +95,11 @@ def config_from_tokenformer(config: Mapping[str, Any], *, vocab_size: int) -> Gn
         if key not in official and default is None:
             raise ValueError(f"the TokenFormer config needs the key {key}; it has {', '.join(sorted(official))}")
         fields[field] = official.get(key, default)
-    block_norm, final_norm = (
-        official.get("norm", "layernorm_nonparam"),
-        official.get("final_norm", "layernorm"),
-    )
-    if block_norm != "layernorm_nonparam" or final_norm != "layernorm":
-        raise ValueError(
-            "only the released TokenFormer norms can be converted, norm layernorm_nonparam and final_norm layernorm; "
-            f"got norm {block_norm} and final_norm {final_norm}"
-        )
-    if official.get("pos_emb", "rotary") != "rotary" or official.get("no_weight_tying", False):
-        raise ValueError(
-            "only the released TokenFormer form can be converted, pos_emb rotary and no_weight_tying false; got "
-            f"pos_emb {official.get('pos_emb')} and no_weight_tying {official.get('no_weight_tying')}"
-        )
+    for key, released in RELEASED.items():
+        if official.get(key, released) != released:
+            raise ValueError(
+                f"only the released TokenFormer form can be converted, {key} {released}; got {key} {official[key]}"
+            )
     rope = {
         "rope_theta": float(official.get("rotary_emb_base", 10000)),
         "partial_rotary_factor": float(official.get("rotary_pct", 1.0)),
@@ -103,22 +117,21 @@ def config_to_tokenformer(config: GnomonConfig) -> dict[str, Any]:
         The mapping, ready to be written as YAML.
     """
     official = {key: getattr(config, field) for key, (field, _) in CONFIG_KEYS.items()}
-    return official | {
-        "norm": "layernorm_nonparam",
-        "final_norm": "layernorm",
-        "pos_emb": "rotary",
-        "rotary_pct": config.rope_parameters["partial_rotary_factor"],
-        "rotary_emb_base": config.rope_parameters["rope_theta"],
-        "no_weight_tying": False,
-    }
+    rope = config.rope_parameters
+    turning = {"rotary_pct": rope["partial_rotary_factor"], "rotary_emb_base": rope["rope_theta"]}
+    return official | RELEASED | turning
 
 
-def from_tokenformer(state_dict: Mapping[str, Tensor], config: Mapping[str, Any]) -> GnomonForCausalLM:
+def from_tokenformer(
+    state_dict: Mapping[str, Tensor], config: Mapping[str, Any], *, num_token_ids: int | None = None
+) -> GnomonForCausalLM:
     """Build our model from an official checkpoint.
 
     Args:
-        state_dict: tensors by their released names, of any floating dtype.
+        state_dict: tensors by their released names, or by those of a pipeline run, of any floating dtype.
         config: the mapping of the official YAML.
+        num_token_ids: how many ids the tokenizer has; `generate` never emits one of the rows behind them. If None,
+            50277 for a table of the released 50304 rows, and every row otherwise.
 
     Returns:
         The model in float32, every tau at the square root of its token count (softmax: at the count).
@@ -127,26 +140,16 @@ def from_tokenformer(state_dict: Mapping[str, Tensor], config: Mapping[str, Any]
         ValueError: for names that are missing or left over, shapes that contradict the config, or a config that
             cannot be converted.
     """
-    table = state_dict.get("sequential.0.word_embeddings.weight")
-    if table is None:
+    table = state_dict.get(TABLE, state_dict.get("tied_modules.embed.word_embeddings.weight"))
+    if table is None or table.dim() != 2:
         raise ValueError(
-            "a TokenFormer checkpoint needs sequential.0.word_embeddings.weight; "
+            f"a TokenFormer checkpoint needs the table {TABLE}; "
             f"got {len(state_dict)} tensors, the first named {next(iter(state_dict), 'nothing')!r}"
         )
-    ours = config_from_tokenformer(config, vocab_size=table.shape[0])
-    names = tensor_names(ours.num_hidden_layers)
-    _check_names(set(state_dict), set(names))
-    model = GnomonForCausalLM(ours)
-    targets = dict(model.named_parameters())
-    with torch.no_grad():
-        for official, name in names.items():
-            source, target = state_dict[official], targets[name]
-            if source.shape != target.shape:
-                raise ValueError(
-                    f"{official} has shape {tuple(source.shape)}, but the config makes it {tuple(target.shape)}; "
-                    "use the config that belongs to this checkpoint"
-                )
-            target.copy_(source)
+    model = LAYOUT.read(state_dict, config_from_tokenformer(config, vocab_size=table.shape[0]), GnomonForCausalLM)
+    rows = model.config.vocab_size
+    default = RELEASED_IDS if rows == RELEASED_ROWS else rows
+    never_sample_padding_rows(model, default if num_token_ids is None else num_token_ids)
     return model
 
 
@@ -166,14 +169,14 @@ def to_tokenformer(model: GnomonForCausalLM) -> dict[str, Tensor]:
         ValueError: when the model is no TokenFormer of the released form, or tau cannot be folded (l2_norm_gelu).
     """
     _check_released_form(model.config)
-    tensors = dict(model.state_dict())
+    tensors = dict(model.named_parameters())
     for name, module in model.named_modules():
         if isinstance(module, Pattention):
             ratio = _tau_ratio(name, module)
             if ratio != 1.0:
-                tensors[f"{name}.value_tokens"] = tensors[f"{name}.value_tokens"] * ratio
-    names = tensor_names(model.config.num_hidden_layers)
-    return {official: tensors[ours].detach().clone() for official, ours in names.items()}
+                values = module.value_tokens
+                tensors[f"{name}.value_tokens"] = (values.double() * ratio).to(values.dtype)
+    return LAYOUT.write(model, tensors)
 
 
 def tensor_names(num_layers: int) -> dict[str, str]:
@@ -185,38 +188,26 @@ def tensor_names(num_layers: int) -> dict[str, str]:
     Returns:
         Official name -> our name, 10 L + 3 rows.
     """
-    rows = {}
-    for official, ours in NAMES.items():
-        for layer in range(num_layers) if "{layer}" in official else (0,):
-            rows[official.format(layer=layer + FIRST_LAYER, last=num_layers + 3)] = ours.format(layer=layer)
-    return rows
-
-
-def _check_names(given: set[str], expected: set[str]) -> None:
-    # releases may carry buffers that hold no trained numbers
-    given = {name for name in given if not re.search(r"rotary_emb\.inv_freq$|\.attention\.(bias|masked_bias)$", name)}
-    if missing := sorted(expected - given):
-        raise ValueError(f"the TokenFormer checkpoint lacks {len(missing)} tensors, the first {missing[0]}")
-    if left_over := sorted(given - expected):
-        raise ValueError(
-            f"the TokenFormer checkpoint has {len(left_over)} tensors that its config leaves no place for, "
-            f"the first {left_over[0]}; use the config that belongs to it"
-        )
+    return {official: parts.names[0] for official, parts in LAYOUT.expand(num_layers).items()}
 
 
 def _check_released_form(config: GnomonConfig) -> None:
-    wanted = {"projection": "pattention", "feed_forward": "pattention", "norm": "layer_plain", "final_norm": "layer",
-              "norm_placement": "pre", "positions": "rotary", "tie_word_embeddings": True,
-              "num_key_value_heads": config.num_attention_heads}  # fmt: skip
-    for field, value in wanted.items():
-        if getattr(config, field) != value:
-            raise ValueError(
-                f"the official TokenFormer layout needs {field} {value}; this model has {getattr(config, field)}"
-            )
-    if config.score == "gelu":
-        raise ValueError("the official TokenFormer layout has no score gelu; it knows l2_norm_gelu and two others")
-    if config.head_dim * config.num_attention_heads != config.hidden_size:
-        raise ValueError("the official TokenFormer layout needs head_dim = hidden_size / num_attention_heads")
+    require(
+        config,
+        "official TokenFormer",
+        {
+            "projection": "pattention",
+            "feed_forward": "pattention",
+            "norm": "layer_plain",
+            "final_norm": "layer",
+            "norm_placement": "pre",
+            "positions": "rotary",
+            "tie_word_embeddings": True,
+            "num_key_value_heads": config.num_attention_heads,
+            "score": ("l2_norm_gelu", "gelu_l2_norm", "softmax"),
+            "head_dim": config.hidden_size // config.num_attention_heads,
+        },
+    )
     for layer in range(config.num_hidden_layers):
         tokens = layer_tokens(config.to_dict(), layer)
         same = tokens["query"] == tokens["key"] == tokens["value"]
