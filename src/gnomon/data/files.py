@@ -7,7 +7,7 @@ import csv
 import io
 import json
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,23 +16,26 @@ class Document(NamedTuple):
     """A document and what decides, hashed, on which side of a split it stands.
 
     A file is split by its name, so that mending a comma does not move it. A row of a table is split by its text,
-    so that a repeated row never stands on both sides.
+    so that a repeated row never stands on both sides. `others` are the values of the other columns asked for.
     """
 
     name: str
     text: str
     split_key: str
+    others: tuple[str, ...] = ()
 
 
-def read_documents(path: Path, column: str) -> list[Document]:
+def read_documents(path: Path, column: str, others: Sequence[str] = ()) -> list[Document]:
     """The documents of a file or of a folder, in the order of their names.
 
     A `.txt` file is one document; a row of any other file is one. In a folder, files of other kinds and hidden
-    files are passed over. Empty documents are left out: there is nothing in them to learn or to score.
+    files are passed over. Empty documents are left out, since there is nothing in them to learn or to score; but
+    where other columns are asked for every row is kept, so that whoever asked can count them.
 
     Args:
         path: A file, or a folder that is searched with its subfolders.
         column: The field of JSON, CSV and Parquet rows that holds the text.
+        others: Further fields; a `.txt` file has none.
 
     Raises:
         FileNotFoundError: There is no such file or folder.
@@ -51,22 +54,24 @@ def read_documents(path: Path, column: str) -> list[Document]:
                 "name the folder that the files are in"
             )
         documents = [
-            document for file in files for document in _read_file(file, file.relative_to(path).as_posix(), column)
+            document
+            for file in files
+            for document in _read_file(file, file.relative_to(path).as_posix(), column, others)
         ]
     elif path.is_file():
-        documents = list(_read_file(path, path.name, column))
+        documents = list(_read_file(path, path.name, column, others))
     else:
         raise FileNotFoundError(
             f"there is no file or folder {path}: check data.source and data.validation (relative paths start at "
             f"{Path.cwd()})"
         )
-    documents = [document for document in documents if document.text]
+    documents = [document for document in documents if document.text or others]
     if not documents:
         raise ValueError(f"{path} holds no text at all: give at least one document that is not empty")
     return documents
 
 
-def _read_file(file: Path, name: str, column: str) -> Iterable[Document]:
+def _read_file(file: Path, name: str, column: str, others: Sequence[str]) -> Iterable[Document]:
     reader = READERS.get(file.suffix.lower())
     if reader is None:
         raise ValueError(
@@ -74,11 +79,22 @@ def _read_file(file: Path, name: str, column: str) -> Iterable[Document]:
             "convert it to one of these"
         )
     if reader is read_text:
+        if others:
+            raise ValueError(
+                f"a text file has no columns, and {column}, {', '.join(others)} are asked of {file}: give .jsonl, "
+                ".json, .csv or .parquet files"
+            )
         yield Document(name, read_text(file), name)
         return
-    for number, row in enumerate(reader(file, column), start=1):
-        text = take_text(row, column, f"row {number} of {file}")
-        yield Document(f"{name}:{number}", text, text)
+    for number, row in enumerate(reader(file, (column, *others)), start=1):
+        yield take_document(row, column, others, f"row {number} of {file}", f"{name}:{number}")
+
+
+def take_document(row: Mapping[str, Any], column: str, others: Sequence[str], where: str, name: str) -> Document:
+    """A row of a table as a document; whole numbers in the other columns, such as labels, become text."""
+    text = take_text(row, column, where)
+    plain = {key: str(row[key]) if isinstance(row.get(key), int) else row[key] for key in others if key in row}
+    return Document(name, text, text, tuple(take_text({**row, **plain}, key, where) for key in others))
 
 
 def take_text(row: Mapping[str, Any], column: str, where: str) -> str:
@@ -124,14 +140,14 @@ def read_text(file: Path) -> str:
         ) from error
 
 
-def _read_json_lines(file: Path, column: str) -> Iterable[Mapping[str, Any]]:
+def _read_json_lines(file: Path, columns: Sequence[str]) -> Iterable[Mapping[str, Any]]:
     # Not splitlines(): a JSON string may hold other line separators, such as U+2028, as they are.
     for number, line in enumerate(read_text(file).split("\n"), start=1):
         if line.strip():
             yield _parse_json(line, f"line {number} of {file}")
 
 
-def _read_json(file: Path, column: str) -> Iterable[Mapping[str, Any]]:
+def _read_json(file: Path, columns: Sequence[str]) -> Iterable[Mapping[str, Any]]:
     rows = _parse_json(read_text(file), str(file))
     if not isinstance(rows, list):
         raise ValueError(f"{file} must hold a list of objects, not {type(rows).__name__}: use .jsonl for lines")
@@ -145,7 +161,7 @@ def _parse_json(text: str, where: str) -> Any:
         raise ValueError(f"{where} is not valid JSON ({error}): mend it, or name it .txt if it is text") from error
 
 
-def _read_csv(file: Path, column: str) -> Iterable[Mapping[str, Any]]:
+def _read_csv(file: Path, columns: Sequence[str]) -> Iterable[Mapping[str, Any]]:
     # A document may be longer than the 131,072 characters that the csv module takes for a field by default.
     limit = csv.field_size_limit(sys.maxsize)
     try:
@@ -156,15 +172,15 @@ def _read_csv(file: Path, column: str) -> Iterable[Mapping[str, Any]]:
         csv.field_size_limit(limit)
 
 
-def _read_parquet(file: Path, column: str) -> Iterable[Mapping[str, Any]]:
+def _read_parquet(file: Path, columns: Sequence[str]) -> Iterable[Mapping[str, Any]]:
     import pyarrow
     from pyarrow import parquet
 
     try:
         with parquet.ParquetFile(file) as table:
-            if column not in table.schema_arrow.names:
+            if set(columns) - set(table.schema_arrow.names):
                 return [dict.fromkeys(table.schema_arrow.names)] if table.metadata.num_rows else []
-            return table.read(columns=[column]).to_pylist()
+            return table.read(columns=list(columns)).to_pylist()
     except pyarrow.ArrowInvalid as error:
         raise ValueError(f"{file} is not a Parquet file ({error}): check how it was written") from error
 

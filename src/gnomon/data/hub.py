@@ -1,9 +1,10 @@
 """Rows through the `datasets` library: data sets of the Hugging Face Hub, and those it saved to disk."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from gnomon.data.files import Document, take_text
+from gnomon.data.files import Document, take_document, take_text
 
 
 def is_saved_dataset(path: Path) -> bool:
@@ -11,7 +12,7 @@ def is_saved_dataset(path: Path) -> bool:
     return (path / "dataset_dict.json").is_file() or (path / "state.json").is_file()
 
 
-def read_hub(name: str, subset: str | None, split: str, column: str) -> list[Document]:
+def read_hub(name: str, subset: str | None, split: str, column: str, others: Sequence[str] = ()) -> list[Document]:
     """The documents of one split of a Hub data set; empty rows are left out.
 
     Args:
@@ -19,6 +20,7 @@ def read_hub(name: str, subset: str | None, split: str, column: str) -> list[Doc
         subset: The configuration, where the data set has several.
         split: The split, or a slice of it such as `train[:1%]`.
         column: The column that holds the text.
+        others: Further columns; empty rows are then kept.
 
     Raises:
         FileNotFoundError: There is no such data set, or the Hub cannot be reached.
@@ -37,16 +39,17 @@ def read_hub(name: str, subset: str | None, split: str, column: str) -> list[Doc
         raise ValueError(
             f"the Hub data set {name!r} could not be loaded ({_first_line(error)}): check data.split and data.subset"
         ) from error
-    return take_rows(rows, column, f"{name}/{split}")
+    return take_rows(rows, column, f"{name}/{split}", others)
 
 
-def read_saved(folder: Path, split: str | None, column: str) -> list[Document]:
+def read_saved(folder: Path, split: str | None, column: str, others: Sequence[str] = ()) -> list[Document]:
     """The documents of one split that `datasets` saved to disk; empty rows are left out.
 
     Args:
         folder: The folder.
         split: Which split of a `DatasetDict`; None for a folder that holds a single `Dataset`.
         column: The column that holds the text.
+        others: Further columns; empty rows are then kept.
 
     Raises:
         ValueError: There is no such split or column.
@@ -58,21 +61,24 @@ def read_saved(folder: Path, split: str | None, column: str) -> list[Document]:
         split = split or "train"
         if split not in rows:
             raise ValueError(f"{folder} has no split {split!r}, only {', '.join(rows)}: choose one of them")
-        return take_rows(rows[split], column, f"{folder.name}/{split}")
+        return take_rows(rows[split], column, f"{folder.name}/{split}", others)
     if split is not None:
         raise ValueError(f"{folder} holds a single unnamed split, so there is no {split!r}: drop the name")
-    return take_rows(rows, column, folder.name)
+    return take_rows(rows, column, folder.name, others)
 
 
-def take_rows(rows: Any, column: str, name: str) -> list[Document]:
+def take_rows(rows: Any, column: str, name: str, others: Sequence[str] = ()) -> list[Document]:
     """The documents of a `datasets.Dataset`."""
-    if column not in rows.column_names:
-        take_text(dict.fromkeys(rows.column_names), column, name)
-    texts = (
-        take_text({column: value}, column, f"row {number} of {name}")
-        for number, value in enumerate(rows[column], start=1)
+    columns = (column, *others)
+    for missing in (key for key in columns if key not in rows.column_names):
+        take_text(dict.fromkeys(rows.column_names), missing, name)
+    taken = (
+        take_document(
+            dict(zip(columns, values, strict=True)), column, others, f"row {number} of {name}", f"{name}:{number}"
+        )
+        for number, values in enumerate(zip(*(rows[key] for key in columns), strict=True), start=1)
     )
-    documents = [Document(f"{name}:{number}", text, text) for number, text in enumerate(texts, start=1) if text]
+    documents = [document for document in taken if document.text or others]
     if not documents:
         raise ValueError(f"{name} holds no text at all in its column {column!r}: see data.column")
     return documents

@@ -43,7 +43,8 @@ def load_text(
 ) -> TextSplits:
     """Load a data set and hold a part of it out, the same part every time.
 
-    A catalog data set holds out the documents that its entry names. For anything else: `validation` if given; of
+    A catalog data set holds out the documents that its entry names, a table the rows whose hashed first column falls
+    below its percentage. For anything else: `validation` if given; of
     several documents, those whose hashed name (a file) or hashed text (a row) falls below the percentage, at least
     one and never all; of a single document, its last part, cut at a line break.
 
@@ -51,7 +52,7 @@ def load_text(
         name: A data set of the catalog.
         source: A .txt, .jsonl, .json, .csv or .parquet file, a folder of such files, a folder written by
             `datasets.Dataset.save_to_disk`, or the name of a data set on the Hugging Face Hub.
-        column: The field of a row that holds the text.
+        column: The field of a row that holds the text; documents of plain text have none.
         validation: What is held out: a file or folder, or for a Hub data set the name of a split.
         validation_percent: How much is held out where `validation` is not given: of the documents, or of the
             characters of a single document; above 0 and below 100, 10 if None.
@@ -81,16 +82,43 @@ def load_text(
     }
     if name is not None:
         _refuse(options, f"the data set {name!r} comes with its own split", "drop it, or give data.source")
-        return _load_catalog(name)
+        return _load_catalog(name, column)
+    train, held_out = load_source(str(source), column, **options)
+    return TextSplits(_as_mapping(train), _as_mapping(held_out))
+
+
+def load_source(
+    source: str,
+    column: str,
+    others: Sequence[str] = (),
+    *,
+    validation: str | Path | None = None,
+    validation_percent: float | None = None,
+    split: str | None = None,
+    subset: str | None = None,
+) -> tuple[list[Document], list[Document]]:
+    """The documents of a source, split into (training, held out).
+
+    Args:
+        source: As for `load_text`, as are the other options.
+        column: The field that holds the text, and decides the side.
+        others: Further fields that are wanted.
+        validation: As for `load_text`.
+        validation_percent: As for `load_text`.
+        split: As for `load_text`.
+        subset: As for `load_text`.
+
+    Raises:
+        ValueError: As for `load_text`.
+        FileNotFoundError: As for `load_text`.
+    """
     if validation is not None and validation_percent is not None:
         raise ValueError("data.validation and data.validation_percent exclude each other: drop one of them")
     percent = DEFAULT_VALIDATION_PERCENT if validation_percent is None else validation_percent
     if not 0 < percent < 100:
         raise ValueError(f"data.validation_percent must be above 0 and below 100, not {percent}: 10 holds a tenth out")
-    train, held_out = _load_source(str(source), column, validation, split, subset)
-    if held_out is None:
-        train, held_out = hold_out(train, percent)
-    return TextSplits(_as_mapping(train), _as_mapping(held_out))
+    train, held_out = _read_source(source, column, others, validation, split, subset)
+    return (train, held_out) if held_out is not None else hold_out(train, percent)
 
 
 def hold_out(documents: Sequence[Document], percent: float) -> tuple[list[Document], list[Document]]:
@@ -142,17 +170,40 @@ def _hash_percent(key: str) -> float:
     return int.from_bytes(digest[:6], "big") / 2**48 * 100
 
 
-def _load_catalog(name: str) -> TextSplits:
-    held_out = find_dataset(name).held_out
-    documents = read_dataset(name)
+def split_rows(rows: Sequence[Mapping[str, str]], key: str, percent: float) -> tuple[list, list]:
+    """Split the rows of a catalog's table into (training, held out), by the hashed text of one column."""
+    sides: tuple[list, list] = ([], [])
+    for row in rows:
+        sides[_hash_percent(row[key]) < percent].append(row)
+    return sides
+
+
+def _load_catalog(name: str, column: str) -> TextSplits:
+    dataset = find_dataset(name)
+    held_out, documents = dataset.held_out, read_dataset(name)
+    if dataset.columns:
+        if column not in dataset.columns:
+            raise ValueError(
+                f"the data set {name!r} has the columns {', '.join(dataset.columns)}, and none called {column!r}: "
+                f"name one of them, for example data.column: {dataset.columns[0]}"
+            )
+        sides = split_rows(documents, dataset.columns[0], dataset.held_out_percent)
+        return TextSplits(
+            *({f"{name}:{number}": row[column] for number, row in enumerate(side, start=1)} for side in sides)
+        )
     return TextSplits(
         train={document: text for document, text in documents.items() if document not in held_out},
         validation={document: documents[document] for document in held_out},
     )
 
 
-def _load_source(
-    source: str, column: str, validation: str | Path | None, split: str | None, subset: str | None
+def _read_source(
+    source: str,
+    column: str,
+    others: Sequence[str],
+    validation: str | Path | None,
+    split: str | None,
+    subset: str | None,
 ) -> tuple[list[Document], list[Document] | None]:
     """The documents of a source, and those of an explicit validation set if there is one."""
     path = Path(source).expanduser()
@@ -165,13 +216,15 @@ def _load_source(
             raise ValueError(f"data.validation must be another split than data.split, not {validation!r}: drop it")
         parts = [split] if validation is None else [split, str(validation)]
         loaded = [
-            read_saved(path, part, column) if is_saved else read_hub(source, subset, part or "train", column)
+            read_saved(path, part, column, others)
+            if is_saved
+            else read_hub(source, subset, part or "train", column, others)
             for part in parts
         ]
         return loaded[0], loaded[1] if validation is not None else None
     _refuse({"split": split}, f"{source} is a local file or folder", "name a file as data.validation")
     if validation is None:
-        return read_documents(path, column), None
+        return read_documents(path, column, others), None
     other = Path(validation).expanduser()
     inner, outer = sorted((other.resolve(), path.resolve()), key=lambda place: -len(place.parts))
     if inner.is_relative_to(outer):
@@ -179,7 +232,7 @@ def _load_source(
             f"data.validation must lie apart from data.source, but {validation} and {source} share files: "
             "move one of them, or drop data.validation to hold a part of the source out"
         )
-    return read_documents(path, column), read_documents(other, column)
+    return read_documents(path, column, others), read_documents(other, column, others)
 
 
 def _refuse(options: Mapping[str, object], reason: str, remedy: str) -> None:

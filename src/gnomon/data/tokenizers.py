@@ -8,6 +8,7 @@ follow the vocabulary's own:
   a document's first token is predicted from a known start, its end is learned, and a prompt-free sample begins
   like a document. One token suffices, because an end is always followed by a start.
 - `<|pad|>` is a token of its own: collators that hide padding from the loss would hide an `eos` used as padding too.
+- `<|mask|>` is there where a task asks for it.
 
 Text that happens to contain such a name stays text (`split_special_tokens`): no document can forge its own end.
 """
@@ -23,19 +24,26 @@ if TYPE_CHECKING:
 SEPARATOR = "<|endoftext|>"
 PADDING = "<|pad|>"
 UNKNOWN = "<|unknown|>"
+MASK = "<|mask|>"
 
 KINDS = ("byte", "char", "bpe")
 DEFAULT_BPE_SIZE = 4096
 NUM_BYTES = 256
 
 
-def build_tokenizer(spec: Mapping[str, Any], documents: Mapping[str, str] | None = None) -> "PreTrainedTokenizerBase":
+def build_tokenizer(
+    spec: Mapping[str, Any],
+    documents: Mapping[str, str] | None = None,
+    special_tokens: Mapping[str, str] | None = None,
+) -> "PreTrainedTokenizerBase":
     """The tokenizer that a recipe asks for.
 
     Args:
         spec: `{kind: byte}`, `{kind: char}`, `{kind: bpe, vocab_size: N}` or `{folder: DIR}`.
         documents: Name -> TRAINING text: the alphabet of `char` and the merges of `bpe` are taken from it, and
             never from held-out text. Not needed for `byte` and for a folder.
+        special_tokens: What a task needs beyond marks and padding, such as `{mask_token: MASK}`; a tokenizer from a
+            folder brings its own.
 
     Raises:
         ValueError: The specification is incomplete or contradicts itself, or the text does not yield a vocabulary
@@ -55,16 +63,17 @@ def build_tokenizer(spec: Mapping[str, Any], documents: Mapping[str, str] | None
         raise ValueError(f"tokenizer.vocab_size ({size}) can be chosen for kind bpe alone: drop it, or write kind: bpe")
     if folder is not None:
         return load_tokenizer(folder)
+    special = dict(special_tokens or {})
     if kind == "byte":
-        return wrap(byte_level_tokenizer(use_regex=False))
+        return wrap(byte_level_tokenizer(use_regex=False), **special)
     if kind not in KINDS:
         raise ValueError(f"tokenizer.kind must be one of {', '.join(KINDS)}, not {kind!r}")
     texts = [text for text in (documents or {}).values() if text]
     if not texts:
         raise ValueError(f"a tokenizer of kind {kind!r} is made from training text, and there is none")
     if kind == "char":
-        return wrap(character_tokenizer(texts), unk_token=UNKNOWN)
-    return wrap(train_bpe(texts, DEFAULT_BPE_SIZE if size is None else size))
+        return wrap(character_tokenizer(texts), unk_token=UNKNOWN, **special)
+    return wrap(train_bpe(texts, DEFAULT_BPE_SIZE if size is None else size, num_special=2 + len(special)), **special)
 
 
 def load_tokenizer(folder: str | Path) -> "PreTrainedTokenizerBase":
@@ -148,27 +157,28 @@ def character_tokenizer(texts: Iterable[str]) -> "Tokenizer":
     return tokenizer
 
 
-def train_bpe(texts: Iterable[str], vocab_size: int) -> "Tokenizer":
+def train_bpe(texts: Iterable[str], vocab_size: int, num_special: int = 2) -> "Tokenizer":
     """Byte-level BPE learned from the texts; the same texts give the same merges.
 
     Args:
         texts: The training documents.
         vocab_size: The number of ids, special tokens included.
+        num_special: How many of them are special.
     """
     from tokenizers import trainers
 
-    smallest = NUM_BYTES + 2
+    smallest = NUM_BYTES + num_special
     if isinstance(vocab_size, bool) or not isinstance(vocab_size, int) or vocab_size < smallest:
         raise ValueError(
-            f"tokenizer.vocab_size must be a whole number of at least {smallest} (the bytes and two special "
+            f"tokenizer.vocab_size must be a whole number of at least {smallest} (the bytes and {num_special} special "
             f"tokens), not {vocab_size!r}"
         )
     tokenizer = byte_level_tokenizer(use_regex=True)
     trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size - 2, initial_alphabet=list(byte_vocabulary()), show_progress=False
+        vocab_size=vocab_size - num_special, initial_alphabet=list(byte_vocabulary()), show_progress=False
     )
     tokenizer.train_from_iterator(texts, trainer)
-    found = tokenizer.get_vocab_size() + 2
+    found = tokenizer.get_vocab_size() + num_special
     if found < vocab_size:
         raise ValueError(
             f"the training text yields no more than {found} BPE tokens, fewer than tokenizer.vocab_size "

@@ -1,12 +1,14 @@
 """How well a causal language model predicts a text: nats per token, perplexity, bits per byte."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
 import torch
 from torch.nn import functional as F
+
+from gnomon.evaluation.batches import check_batch_size, check_vocabulary, equal_length_batches, evaluation_mode
 
 
 class Windows(Protocol):
@@ -83,26 +85,20 @@ def evaluate_language_model(
         ValueError: The batch size is not positive, nothing is predicted, or an id lies outside the model's
             vocabulary.
     """
-    if batch_size < 1:
-        raise ValueError(f"the batch size of an evaluation must be at least 1, not {batch_size}")
+    check_batch_size(batch_size)
     embedding = model.get_input_embeddings().weight
     nats, tokens, done = 0.0, 0, 0
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
-        for batch in _equal_length_batches(windows, batch_size):
+    with evaluation_mode(model):
+        for batch in equal_length_batches(windows, batch_size):
             input_ids = torch.stack([row["input_ids"] for row in batch])
             labels = torch.stack([row["labels"] for row in batch])
-            _check_vocabulary(input_ids, len(embedding))
+            check_vocabulary(input_ids, len(embedding))
             losses = _token_losses(model, input_ids.to(embedding.device), labels.to(embedding.device))
             nats += losses.cpu().double().sum().item()
             tokens += len(losses)
             done += len(batch)
             if progress is not None:
                 progress(done, len(windows))
-    finally:
-        for module, mode in modes:
-            module.training = mode
     if not tokens or not windows.num_bytes:
         raise ValueError("the text holds no token to predict: evaluate on at least one character")
     loss = nats / tokens
@@ -118,7 +114,6 @@ def evaluate_language_model(
     )
 
 
-@torch.no_grad()
 def _token_losses(model: Any, input_ids: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     """The loss of every predicted token of a batch, (tokens,) in float32."""
     logits = model(input_ids=input_ids, use_cache=False).logits
@@ -128,26 +123,3 @@ def _token_losses(model: Any, input_ids: torch.Tensor, labels: torch.Tensor) -> 
         kept = targets != -100
         losses.append(F.cross_entropy(row[kept].float(), targets[kept], reduction="none"))
     return torch.cat(losses)
-
-
-def _equal_length_batches(windows: Windows, batch_size: int) -> Iterator[list[Mapping[str, torch.Tensor]]]:
-    """Runs of neighboring windows of one length, at most `batch_size` of them."""
-    batch: list[Mapping[str, torch.Tensor]] = []
-    for index in range(len(windows)):
-        row = windows[index]
-        if batch and (len(batch) == batch_size or len(row["input_ids"]) != len(batch[0]["input_ids"])):
-            yield batch
-            batch = []
-        batch.append(row)
-    if batch:
-        yield batch
-
-
-def _check_vocabulary(input_ids: torch.Tensor, vocabulary: int) -> None:
-    """Refuse ids that the model has no embedding for; indexing with them would end in a crash or worse."""
-    largest = int(input_ids.max())
-    if largest >= vocabulary:
-        raise ValueError(
-            f"the text holds the token id {largest}, outside the model's vocabulary of {vocabulary}: "
-            "use the tokenizer that the model was trained with"
-        )
