@@ -25,6 +25,8 @@ def list_data(as_json: Annotated[bool, typer.Option("--json", help="Print JSON."
     Example: gnomon data list --json
     """
     from gnomon.data.catalog import DATASETS
+    from gnomon.data.collecting import is_collected
+    from gnomon.data.collections import COLLECTIONS
     from gnomon.data.fetch import is_available
 
     if as_json:
@@ -32,6 +34,7 @@ def list_data(as_json: Annotated[bool, typer.Option("--json", help="Print JSON."
             [
                 {
                     "name": name,
+                    "kind": "text",
                     "title": dataset.title,
                     "license": dataset.license,
                     "origin": dataset.origin,
@@ -44,20 +47,39 @@ def list_data(as_json: Annotated[bool, typer.Option("--json", help="Print JSON."
                 }
                 for name, dataset in DATASETS.items()
             ]
+            + [
+                {
+                    "name": name,
+                    "kind": entry.kind,
+                    "title": entry.title,
+                    "license": entry.license,
+                    "origin": entry.origin,
+                    "package": " ".join(entry.packages) or None,
+                    "download_bytes": entry.download_bytes,
+                    "counts": dict(entry.counts),
+                    "held_out": entry.held_out,
+                    "available": is_collected(name),
+                }
+                for name, entry in COLLECTIONS.items()
+            ]
         )
         return
     print_table(
         "Name one in a recipe as data.name",
-        ["data set", "what it is", "characters", "here", "license"],
+        ["data set", "what it is", "size", "here", "license"],
         [
             [
                 name,
                 dataset.title,
-                dataset.num_characters,
+                f"{dataset.num_characters:,} characters",
                 "yes" if is_available(name) else "no",
                 dataset.license,
             ]
             for name, dataset in DATASETS.items()
+        ]
+        + [
+            [name, entry.title, entry.size, "yes" if is_collected(name) else "no", entry.license]
+            for name, entry in COLLECTIONS.items()
         ],
     )
 
@@ -74,6 +96,9 @@ def fetch_data(
 
     Example: gnomon data fetch shakespeare-complete
     """
+    from gnomon.data.collecting import fetch_collection
+    from gnomon.data.collections import COLLECTIONS
     from gnomon.data.fetch import fetch
 
-    print(fetch(name, folder=output, announce=lambda sentence: print(sentence, file=sys.stderr, flush=True)))
+    get = fetch_collection if name in COLLECTIONS else fetch
+    print(get(name, folder=output, announce=lambda sentence: print(sentence, file=sys.stderr, flush=True)))

@@ -22,6 +22,7 @@ DEBUG_VARIABLE = "GNOMON_DEBUG"
 # library only to recognize its errors would cost `--help` its speed.
 _LIBRARY_ERRORS = {
     "DatasetsError",
+    "MissingPackageError",
     "SafetensorError",
     "StrictDataclassError",
     "UnpicklingError",

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from gnomon.data.collections import COLLECTIONS
 from gnomon.data.sources import read_markdown_plays, read_r_novels
 from gnomon.data.table_sources import read_ding, read_libreoffice_help, read_wordnet
 
@@ -165,6 +166,11 @@ def find_dataset(name: str) -> TextDataset:
     Raises:
         ValueError: There is none.
     """
+    if name in COLLECTIONS:
+        raise ValueError(
+            f"the data set {name!r} holds {COLLECTIONS[name].kind}, not text: choose one of {', '.join(DATASETS)}, or "
+            "a task for what it holds"
+        )
     if name not in DATASETS:
         near = difflib.get_close_matches(name, DATASETS, n=1)
         hint = f"did you mean {near[0]!r}? " if near else ""

@@ -55,8 +55,13 @@ def equal_length_batches(rows: Rows, batch_size: int) -> Iterator[list[Mapping[s
 
 
 def batches_by_length(rows: Rows, batch_size: int) -> Iterator[tuple[list[int], list[Mapping[str, torch.Tensor]]]]:
-    """All rows in batches, sorted by their length so that little is padded, each with its rows' numbers."""
-    lengths = [len(rows[index]["input_ids"]) for index in range(len(rows))]
+    """All rows in batches, sorted by their length so that little is padded, each with its rows' numbers.
+
+    Rows that have to be read or decoded know their lengths without it, as `rows.lengths`.
+    """
+    lengths = getattr(rows, "lengths", None)
+    if lengths is None:
+        lengths = [len(rows[index]["input_ids"]) for index in range(len(rows))]
     order = sorted(range(len(rows)), key=lambda index: (lengths[index], index))
     for start in range(0, len(order), batch_size):
         chosen = order[start : start + batch_size]
