@@ -15,6 +15,7 @@ FORMULAS = {
     "gelu": reference.gelu,
     "gelu_tanh": lambda x: 0.5 * x * (1 + torch.tanh((2 / torch.pi) ** 0.5 * (x + 0.044715 * x**3))),
     "relu": lambda x: x * (x > 0),
+    "relu2": lambda x: x * x * (x > 0),
     "silu": lambda x: x / (1 + torch.exp(-x)),
 }
 
@@ -69,7 +70,7 @@ def test_the_inner_norm_stands_before_the_second_projection(kind: str, cls: type
     ("arguments", "message"),
     [
         ({"kind": "moe"}, "feed_forward must be mlp, glu or pattention; got 'moe'"),
-        ({"kind": "mlp", "activation": "tanh"}, "hidden_act must be one of gelu, gelu_tanh, relu, silu; got 'tanh'"),
+        ({"kind": "mlp", "activation": "tanh"}, "hidden_act must be one of gelu, gelu_tanh, relu, relu2, silu; got 'tanh'"),
         ({"kind": "glu", "intermediate_size": None}, "feed_forward glu needs an intermediate_size"),
     ],
 )
