@@ -10,7 +10,7 @@ import torch
 from transformers import AutoConfig, PreTrainedConfig
 
 from gnomon import GnomonConfig, GnomonForCausalLM, GnomonModel
-from gnomon.models.config import CHOICES
+from gnomon.models.checks import CHOICES
 from gnomon.models.sizes import DEFAULTS, resolve
 from samples import LINEAR, TINY, VARIANTS
 
@@ -18,6 +18,8 @@ EVERY_FIELD = {
     "vocab_size": 77,
     "hidden_size": 40,
     "num_hidden_layers": 3,
+    "encoder_layers": None,
+    "decoder_layers": None,
     "num_attention_heads": 6,
     "num_key_value_heads": 2,
     "head_dim": 10,
@@ -30,35 +32,65 @@ EVERY_FIELD = {
     "num_feed_forward_tokens": None,
     "score": "softmax",
     "learn_score_scale": True,
-    "norm_placement": "pre",
+    "norm_placement": "peri",
     "norm": "rms",
     "final_norm": "layer_plain",
     "norm_eps": 1e-3,
+    "residual_scale": None,
     "initialization": "normal",
+    "initialization_flavor": "paper",
     "initializer_range": 0.3,
     "positions": "rotary",
+    "position_offset": 0,
     "rope_parameters": {"rope_type": "default", "rope_theta": 77.0, "partial_rotary_factor": 0.4},
+    "relative_attention_num_buckets": 16,
+    "relative_attention_max_distance": 64,
+    "relative_attention_bidirectional": None,
+    "scale_embedding": True,
     "max_position_embeddings": 99,
     "use_bias": True,
     "tie_word_embeddings": False,
     "hidden_dropout": 0.1,
     "attention_dropout": 0.2,
+    "drop_path_rate": 0.3,
+    "classifier_pooling": "mean",
     "use_cache": False,
     "is_decoder": True,
     "bos_token_id": 1,
     "eos_token_id": [2, 3],
     "pad_token_id": 4,
+    "decoder_start_token_id": 5,
 }
 """A value for each field, not its default wherever the other fields leave a choice."""
 
+PAIR = {
+    "num_hidden_layers": 5,
+    "encoder_layers": 2,
+    "decoder_layers": 3,
+    "is_decoder": None,
+    "num_attention_tokens": 3,
+    "num_output_tokens": [8, 9, 10, 11, 12],
+    "norm_placement": "deep",
+    "residual_scale": [1.5, 2.5],
+    "initialization": "deepnet",
+    "initialization_flavor": "torchscale",
+    "positions": "relative_bias",
+    "rope_parameters": None,
+    "relative_attention_bidirectional": True,
+}
+"""What else the fields of an encoder-decoder may be."""
 
-def test_every_field_survives_saving_and_loading(tmp_path) -> None:
+LEARNED = {"positions": "learned", "position_offset": 2, "rope_parameters": None}
+
+
+@pytest.mark.parametrize("expected", [EVERY_FIELD, {**EVERY_FIELD, **PAIR}, {**EVERY_FIELD, **LEARNED}])
+def test_every_field_survives_saving_and_loading(expected: dict, tmp_path) -> None:
     """Every value comes back as it was, through the file and through AutoConfig, and nothing is derived anew."""
-    assert EVERY_FIELD.keys() == DEFAULTS.keys()
-    GnomonConfig(**EVERY_FIELD).save_pretrained(tmp_path)
+    assert expected.keys() == DEFAULTS.keys()
+    GnomonConfig(**expected).save_pretrained(tmp_path)
     for loaded in (GnomonConfig.from_pretrained(tmp_path), AutoConfig.from_pretrained(tmp_path)):
         assert type(loaded) is GnomonConfig
-        assert {name: getattr(loaded, name) for name in EVERY_FIELD} == EVERY_FIELD
+        assert {name: getattr(loaded, name) for name in expected} == expected
         assert resolve(loaded.to_dict()) == loaded.to_dict()
 
 
@@ -81,7 +113,7 @@ def test_the_fields_are_those_of_the_torch_free_table() -> None:
 
 @pytest.mark.parametrize(
     ("key", "near"),
-    [("hiden_size", "hidden_size"), ("num_atention_tokens", "num_attention_tokens"), ("n_layers", "num_hidden_layers")],
+    [("hiden_size", "hidden_size"), ("num_atention_tokens", "num_attention_tokens"), ("num_layers", "num_hidden_layers")],
 )
 def test_a_misspelt_key_is_refused_with_the_nearest_one(key: str, near: str, tmp_path) -> None:
     """Keyword, dictionary and file: an unknown key never passes silently."""

@@ -13,29 +13,43 @@ import wrapt
 
 if TYPE_CHECKING:
     from gnomon.growth.api import grow
+    from gnomon.growth.graft import graft
+    from gnomon.growth.graft_files import load_graft, save_graft
+    from gnomon.growth.graft_merge import merge_graft
     from gnomon.growth.shrink import shrink
     from gnomon.models.backbone import GnomonModel, GnomonPreTrainedModel
+    from gnomon.models.classification import GnomonForSequenceClassification, GnomonForTokenClassification
     from gnomon.models.config import GnomonConfig
+    from gnomon.models.encoder_decoder import GnomonEncoderDecoderModel, GnomonForSeq2SeqLM
     from gnomon.models.presets import preset, presets
-    from gnomon.models.text import GnomonForCausalLM
+    from gnomon.models.text import GnomonForCausalLM, GnomonForMaskedLM
     from gnomon.report.run import train
 
 __version__ = "0.1.0"
 
 _PUBLIC = {
     "GnomonConfig": "gnomon.models.config",
+    "GnomonEncoderDecoderModel": "gnomon.models.encoder_decoder",
     "GnomonForCausalLM": "gnomon.models.text",
+    "GnomonForMaskedLM": "gnomon.models.text",
+    "GnomonForSeq2SeqLM": "gnomon.models.encoder_decoder",
+    "GnomonForSequenceClassification": "gnomon.models.classification",
+    "GnomonForTokenClassification": "gnomon.models.classification",
     "GnomonModel": "gnomon.models.backbone",
     "GnomonPreTrainedModel": "gnomon.models.backbone",
+    "graft": "gnomon.growth.graft",
     "grow": "gnomon.growth.api",
+    "load_graft": "gnomon.growth.graft_files",
+    "merge_graft": "gnomon.growth.graft_merge",
     "preset": "gnomon.models.presets",
     "presets": "gnomon.models.presets",
+    "save_graft": "gnomon.growth.graft_files",
     "shrink": "gnomon.growth.shrink",
     "train": "gnomon.report.run",
 }
 """Public name -> the module that has it."""
 
-_HEADS = "gnomon.models.text"
+_HEADS = "gnomon.models.heads"
 """The module that makes transformers' Auto classes know every model of the library, when it is imported."""
 
 _AUTO_CLASSES = "transformers.models.auto.configuration_auto"
@@ -56,18 +70,28 @@ _NEEDED = (
     "transformers.utils.generic",
     "transformers.utils.output_capturing",
     "gnomon.models.backbone",
+    "gnomon.models.blocks",
     "gnomon.models.config",
 )
 """What has to be there, and complete, before the heads can be imported."""
 
 __all__ = [
     "GnomonConfig",
+    "GnomonEncoderDecoderModel",
     "GnomonForCausalLM",
+    "GnomonForMaskedLM",
+    "GnomonForSeq2SeqLM",
+    "GnomonForSequenceClassification",
+    "GnomonForTokenClassification",
     "GnomonModel",
     "GnomonPreTrainedModel",
+    "graft",
     "grow",
+    "load_graft",
+    "merge_graft",
     "preset",
     "presets",
+    "save_graft",
     "shrink",
     "train",
 ]

@@ -1,118 +1,31 @@
-"""The backbone: one place where a configuration becomes blocks, and where transformers' machinery meets them."""
+"""The backbone: a stack of blocks between embeddings and the final norm, as encoder or decoder."""
 
+import math
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import AutoModel, PreTrainedModel
-from transformers.cache_utils import Cache, DynamicCache
+from transformers.cache_utils import Cache, EncoderDecoderCache
 from transformers.masking_utils import create_bidirectional_mask, create_causal_mask
-from transformers.modeling_layers import GradientCheckpointingLayer
-from transformers.modeling_outputs import BaseModelOutputWithPast
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions
 from transformers.utils.deprecation import deprecate_kwarg
 from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
+from gnomon.models.blocks import GnomonBlock, build_block, initialization_rule
+from gnomon.models.caches import PairedCache, new_cache
 from gnomon.models.config import GnomonConfig
-from gnomon.models.sizes import layer_tokens
-from gnomon.nn.attention import Attention, dot_product_attention
-from gnomon.nn.blocks import Block, Residual
-from gnomon.nn.feedforward import build_feed_forward
-from gnomon.nn.initialization import INITIALIZATIONS, Rule
+from gnomon.models.sizes import side_layers
+from gnomon.nn.attention import Attention
+from gnomon.nn.biases import Alibi, RelativeBias, add_to_mask
 from gnomon.nn.norms import build_norm
-from gnomon.nn.positions import rotary_angles
-from gnomon.nn.projections import Embedding, build_projection
+from gnomon.nn.positions import Rotation, rotary_angles, sinusoidal_positions, xpos_rotation
+from gnomon.nn.projections import Embedding
 
-
-class AttentionInterface:
-    """transformers' attention functions (eager, sdpa, flash, ...) in the slot of `Attention`.
-
-    Args:
-        config: names the implementation; read at every call, so that `set_attn_implementation` takes effect.
-    """
-
-    def __init__(self, config: GnomonConfig) -> None:
-        self.config = config
-
-    def __call__(self, module: nn.Module, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
-        """Run the implementation that the configuration names."""
-        attend = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, dot_product_attention)
-        return attend(module, *args, **kwargs)
-
-
-class GnomonBlock(GradientCheckpointingLayer, Block):
-    """A block that transformers can checkpoint, shard and record."""
-
-
-def initialization_rule(config: GnomonConfig) -> Rule:
-    """The initialization rule of a configuration.
-
-    Args:
-        config: names the rule and the sizes that it depends on.
-
-    Returns:
-        The rule, for the layers to ask.
-    """
-    return INITIALIZATIONS[config.initialization](
-        num_layers=config.num_hidden_layers, hidden_size=config.hidden_size, std=config.initializer_range
-    )
-
-
-def build_block(config: GnomonConfig, layer: int) -> GnomonBlock:
-    """Build one block as the configuration describes it: the only place where a config meets a layer.
-
-    Args:
-        config: of the model.
-        layer: index of the block.
-
-    Returns:
-        The block with fresh parameters.
-    """
-    rule, tokens = initialization_rule(config), layer_tokens(config.to_dict(), layer)
-    width, attended = config.hidden_size, config.num_attention_heads * config.head_dim
-    shared = config.num_key_value_heads * config.head_dim
-    pattention = {"score": config.score, "learn_score_scale": config.learn_score_scale}
-
-    def project(site: str, in_features: int, out_features: int) -> nn.Module:
-        more = {**pattention, "num_tokens": tokens[site]} if config.projection == "pattention" else {}
-        return build_projection(
-            config.projection, in_features, out_features, site=site, rule=rule, bias=config.use_bias, **more
-        )
-
-    def residual() -> Residual:
-        return Residual(before=build_norm(config.norm, width, eps=config.norm_eps), dropout=config.hidden_dropout)
-
-    attention = Attention(
-        query=project("query", width, attended),
-        key=project("key", width, shared),
-        value=project("value", width, shared),
-        output=project("output", attended, width),
-        num_heads=config.num_attention_heads,
-        num_key_value_heads=config.num_key_value_heads,
-        head_size=config.head_dim,
-        layer_index=layer,
-        is_causal=config.is_decoder is not False,
-        dropout=config.attention_dropout,
-        attend=AttentionInterface(config),
-    )
-    more = {**pattention, "num_tokens": tokens["feed_forward"]} if config.feed_forward == "pattention" else {}
-    feed_forward = build_feed_forward(
-        config.feed_forward,
-        width,
-        intermediate_size=config.intermediate_size,
-        activation=config.hidden_act,
-        rule=rule,
-        bias=config.use_bias,
-        **more,
-    )
-    return GnomonBlock(
-        attention=attention,
-        feed_forward=feed_forward,
-        attention_residual=residual(),
-        feed_forward_residual=residual(),
-    )
+BIASED_IMPLEMENTATIONS = ("eager", "sdpa")
+"""Attention functions that take numbers to add to the scores."""
 
 
 class GnomonPreTrainedModel(PreTrainedModel):
@@ -129,7 +42,11 @@ class GnomonPreTrainedModel(PreTrainedModel):
     _supports_flex_attn = True
     _supports_attention_backend = True
     _can_compile_fullgraph = True
-    _can_record_outputs = {"hidden_states": GnomonBlock, "attentions": OutputRecorder(Attention, index=1)}
+    _can_record_outputs = {
+        "hidden_states": GnomonBlock,
+        "attentions": OutputRecorder(Attention, index=1, layer_name="attention"),
+        "cross_attentions": OutputRecorder(Attention, index=1, layer_name="cross_attention"),
+    }
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
@@ -147,18 +64,45 @@ class GnomonModel(GnomonPreTrainedModel):
 
         h_0 = E[ids],   h_{l+1} = Block_l(h_l),   output = LN(h_L)
 
-    Source: TF section 3.2. Causal unless `config.is_decoder` is False.
+    Source: TF section 3.2; MG section 2. Causal unless `config.is_decoder` is False.
 
     Args:
         config: of the model.
+        side: `encoder` or `decoder` of an encoder-decoder; None for a model by itself.
+
+    Raises:
+        ValueError: for an encoder-decoder's config without a side.
     """
 
-    def __init__(self, config: GnomonConfig) -> None:
+    def __init__(self, config: GnomonConfig, *, side: str | None = None) -> None:
         super().__init__(config)
-        std = initialization_rule(config)("embedding", "weight", config.vocab_size, config.hidden_size)
+        if config.is_encoder_decoder and side is None:
+            raise ValueError(
+                "GnomonModel is one stack, but the config has encoder_layers and decoder_layers; "
+                "use GnomonEncoderDecoderModel or GnomonForSeq2SeqLM"
+            )
+        encoder_layers, decoder_layers = side_layers(config.to_dict())
+        self.is_causal = side == "decoder" if side else config.is_decoder is not False
+        first, depth = (encoder_layers, decoder_layers) if self.is_causal else (0, encoder_layers)
+        std = initialization_rule(config, self.is_causal)("embedding", "weight", config.vocab_size, config.hidden_size)
         self.embed_tokens = Embedding(config.vocab_size, config.hidden_size, std=std)
+        self.embed_positions, self.position_bias = None, None
+        if config.positions == "learned":
+            rows = config.max_position_embeddings + config.position_offset
+            self.embed_positions = Embedding(rows, config.hidden_size, std=std)
+        elif config.positions == "alibi":
+            self.position_bias = Alibi(config.num_attention_heads)
+        elif config.positions == "relative_bias":
+            both_ways = config.relative_attention_bidirectional
+            self.position_bias = RelativeBias(
+                config.num_attention_heads,
+                num_buckets=config.relative_attention_num_buckets,
+                max_distance=config.relative_attention_max_distance,
+                is_bidirectional=not self.is_causal if both_ways is None else both_ways,
+                std=config.initializer_range,
+            )
         self.dropout = nn.Dropout(config.hidden_dropout)
-        self.layers = nn.ModuleList(build_block(config, layer) for layer in range(config.num_hidden_layers))
+        self.layers = nn.ModuleList(build_block(config, layer) for layer in range(first, first + depth))
         self.norm = build_norm(config.final_norm, config.hidden_size, eps=config.norm_eps)
         self.gradient_checkpointing = False
         self.post_init()
@@ -172,10 +116,12 @@ class GnomonModel(GnomonPreTrainedModel):
         attention_mask: Tensor | None = None,
         position_ids: torch.LongTensor | None = None,
         inputs_embeds: torch.FloatTensor | None = None,
+        encoder_hidden_states: torch.FloatTensor | None = None,
+        encoder_attention_mask: Tensor | None = None,
         cache: Cache | None = None,
         use_cache: bool | None = None,
         **kwargs: Any,
-    ) -> BaseModelOutputWithPast:
+    ) -> BaseModelOutputWithPastAndCrossAttentions:
         """Run the stack.
 
         Args:
@@ -183,6 +129,8 @@ class GnomonModel(GnomonPreTrainedModel):
             attention_mask: 1 for a token, 0 for padding, (batch, cached + length).
             position_ids: position of every token; counted from the first token that is no padding if not given.
             inputs_embeds: embeddings in place of ids, (batch, length, d).
+            encoder_hidden_states: what the cross-attention of an encoder-decoder's decoder looks at.
+            encoder_attention_mask: 1 where that is a token, 0 for padding, (batch, source).
             cache: keys and values of earlier tokens.
             use_cache: return a cache (a model that looks both ways never has one).
             kwargs: passed to the attention function.
@@ -191,33 +139,100 @@ class GnomonModel(GnomonPreTrainedModel):
             The last hidden state, and the cache.
 
         Raises:
-            ValueError: for neither or both of ids and embeddings, an id outside the vocabulary, or a mask that is too
-                short.
+            ValueError: for neither or both of ids and embeddings, an id outside the vocabulary, a mask that is too
+                short, or a position beyond a learned table.
         """
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("give exactly one of input_ids and inputs_embeds")
         if inputs_embeds is None:
             inputs_embeds = self.embed_tokens(self._check_ids(input_ids))
-        if use_cache and cache is None and self.config.is_decoder is not False:
-            cache = DynamicCache(config=self.config)
+        if use_cache and cache is None and self.is_causal:
+            cache = new_cache(self.config)
         length = inputs_embeds.shape[1]
         seen = cache.get_seq_length() if cache is not None else 0
         self._check_mask(attention_mask, seen, length)
-        # create_causal_mask reads packed sequences off the caller's own position ids: give it those, not our counting
-        build_mask = create_bidirectional_mask if self.config.is_decoder is False else create_causal_mask
-        if build_mask is create_causal_mask:
-            build_mask = partial(build_mask, position_ids=position_ids)
-        mask = build_mask(config=self.config, inputs_embeds=inputs_embeds, attention_mask=attention_mask, cache=cache)
+        own_cache = cache.self_attention_cache if isinstance(cache, EncoderDecoderCache) else cache
+        mask = self._mask(inputs_embeds, attention_mask, position_ids, own_cache, seen)
+        memory_mask = None
+        if encoder_hidden_states is not None:
+            memory_mask = create_bidirectional_mask(
+                config=self.config,
+                inputs_embeds=inputs_embeds,
+                attention_mask=encoder_attention_mask,
+                encoder_hidden_states=encoder_hidden_states,
+            )
         if position_ids is None:
             position_ids = self._count_positions(inputs_embeds, attention_mask, seen)
-        positions = None
-        if self.config.positions == "rotary":
-            rope = self.config.rope_parameters
-            positions = rotary_angles(position_ids, rotary_size=self.config.rotary_size, base=float(rope["rope_theta"]))
-        hidden_states = self.dropout(inputs_embeds)
+        hidden_states = self.dropout(self._embed(inputs_embeds, position_ids))
+        positions = self._rotation(position_ids)
         for layer in self.layers:
-            hidden_states = layer(hidden_states, mask=mask, positions=positions, cache=cache, **kwargs)
-        return BaseModelOutputWithPast(last_hidden_state=self.norm(hidden_states), cache=cache)
+            hidden_states = layer(
+                hidden_states,
+                encoder_hidden_states,  # by position, since gradient checkpointing looks for gradients there
+                mask=mask,
+                memory_mask=memory_mask,
+                positions=positions,
+                cache=PairedCache(cache) if isinstance(cache, EncoderDecoderCache) else cache,
+                **kwargs,
+            )
+        return BaseModelOutputWithPastAndCrossAttentions(last_hidden_state=self.norm(hidden_states), cache=cache)
+
+    def _mask(
+        self,
+        embeds: Tensor,
+        attention_mask: Tensor | None,
+        position_ids: Tensor | None,
+        cache: Cache | None,
+        seen: int | Tensor,
+    ) -> Any:
+        """Where each token may look, with the scheme's numbers to add to the scores."""
+        build: Any = create_bidirectional_mask
+        has_bias = self.position_bias is not None
+        skip = "allow_is_bidirectional_skip"
+        if self.is_causal:
+            # packed sequences are read off the caller's own position ids: give those, not our counting
+            build, skip = partial(create_causal_mask, position_ids=position_ids), "allow_is_causal_skip"
+        if has_bias and self.config._attn_implementation not in BIASED_IMPLEMENTATIONS:
+            raise ValueError(
+                f"positions {self.config.positions} add numbers to the scores, which only the attention functions "
+                f"{' and '.join(BIASED_IMPLEMENTATIONS)} take; got {self.config._attn_implementation!r}: set "
+                "attn_implementation"
+            )
+        options = {skip: False} if has_bias else {}
+        mask = build(config=self.config, inputs_embeds=embeds, attention_mask=attention_mask, cache=cache, **options)
+        if self.position_bias is None:
+            return mask
+        queries = torch.arange(embeds.shape[1], device=embeds.device) + seen
+        bias = self.position_bias(queries, torch.arange(mask.shape[-1], device=embeds.device))
+        return add_to_mask(mask, bias, embeds.dtype)
+
+    def _embed(self, embeds: Tensor, position_ids: Tensor) -> Tensor:
+        """Token embeddings, scaled, with positions added where the scheme adds them."""
+        config = self.config
+        if config.scale_embedding:
+            embeds = embeds * math.sqrt(config.hidden_size)
+        numbers = position_ids + config.position_offset
+        if self.embed_positions is not None:
+            rows = self.embed_positions.num_embeddings
+            if embeds.device.type == "cpu" and not torch.compiler.is_compiling() and int(numbers.max()) >= rows:
+                raise ValueError(
+                    f"learned positions reach {config.max_position_embeddings} tokens (max_position_embeddings); "
+                    f"got position {int(position_ids.max())}: give a shorter sequence"
+                )
+            embeds = embeds + self.embed_positions(numbers)
+        elif config.positions == "sinusoidal":
+            embeds = embeds + sinusoidal_positions(numbers, config.hidden_size).to(embeds.dtype)
+        return embeds
+
+    def _rotation(self, position_ids: Tensor) -> Rotation | None:
+        """What queries and keys are turned with."""
+        config = self.config
+        if config.positions == "rotary":
+            base = float(config.rope_parameters["rope_theta"])
+            return rotary_angles(position_ids, rotary_size=config.rotary_size, base=base)
+        if config.positions == "xpos":
+            return xpos_rotation(position_ids, head_size=config.head_dim)
+        return None
 
     def _check_ids(self, input_ids: Tensor) -> Tensor:
         """Refuse ids outside the vocabulary; on the CPU alone, where looking costs no synchronisation."""
@@ -253,4 +268,4 @@ class GnomonModel(GnomonPreTrainedModel):
 
 AutoModel.register(GnomonConfig, GnomonModel, exist_ok=True)
 
-__all__ = ["GnomonModel", "GnomonPreTrainedModel", "build_block", "initialization_rule"]
+__all__ = ["GnomonBlock", "GnomonModel", "GnomonPreTrainedModel", "build_block", "initialization_rule"]

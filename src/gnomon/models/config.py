@@ -2,7 +2,6 @@
 
 import difflib
 import functools
-import math
 from dataclasses import fields as dataclass_fields
 from typing import Any
 
@@ -10,24 +9,8 @@ from huggingface_hub.dataclasses import strict
 from huggingface_hub.errors import StrictDataclassError
 from transformers import AutoConfig, PreTrainedConfig
 
-from gnomon.models.sizes import DEFAULTS, TOKEN_FIELDS, check_tokens, resolve
-from gnomon.nn.feedforward import ACTIVATIONS
-from gnomon.nn.functional import SCORES
-from gnomon.nn.initialization import INITIALIZATIONS
-from gnomon.nn.norms import NORMS
-
-CHOICES: dict[str, tuple[str, ...]] = {
-    "projection": ("linear", "pattention"),
-    "feed_forward": ("mlp", "glu", "pattention"),
-    "score": tuple(SCORES),
-    "norm_placement": ("pre",),
-    "norm": tuple(NORMS),
-    "final_norm": tuple(NORMS),
-    "initialization": tuple(INITIALIZATIONS),
-    "positions": ("rotary", "none"),
-    "hidden_act": tuple(ACTIVATIONS),
-}
-"""The values of every field that is a choice."""
+from gnomon.models.checks import check_fields
+from gnomon.models.sizes import DEFAULTS, resolve
 
 TRANSFORMERS_KEYS = frozenset(
     {
@@ -46,20 +29,6 @@ TRANSFORMERS_KEYS = frozenset(
     }
 )
 """Keys that are no field of ours and that transformers itself writes into or passes to a configuration."""
-
-POSITIVE = (
-    "vocab_size",
-    "hidden_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "head_dim",
-    "intermediate_size",
-    "max_position_embeddings",
-)
-PROBABILITIES = ("hidden_dropout", "attention_dropout")
-UNUSED = {"is_encoder_decoder": False, "chunk_size_feed_forward": 0}
-"""Fields that every transformers configuration has and that no model here reads, with their defaults."""
 
 _D = DEFAULTS
 
@@ -96,7 +65,9 @@ class GnomonConfig(PreTrainedConfig):
     Args:
         vocab_size: rows of the embedding table.
         hidden_size: d, the width of the residual stream.
-        num_hidden_layers: L.
+        num_hidden_layers: L; of an encoder-decoder all layers, 12 of a single stack if unset.
+        encoder_layers: N, for an encoder-decoder.
+        decoder_layers: M, for an encoder-decoder.
         num_attention_heads: of the queries.
         num_key_value_heads: of keys and values; `num_attention_heads` if unset.
         head_dim: width of a head; hidden_size / num_attention_heads if unset.
@@ -109,24 +80,37 @@ class GnomonConfig(PreTrainedConfig):
         num_feed_forward_tokens: of the feed-forward layer: a count or a list; 4 d if unset.
         score: the score function of Pattention.
         learn_score_scale: make every tau a parameter.
-        norm_placement: where the norms stand in a block.
+        norm_placement: where the norms stand in a block, a name of `gnomon.nn.placements`.
         norm: of the blocks; `layer_plain` with pattention, else `layer`, if unset.
-        final_norm: after the last block; `layer` where the blocks have `layer_plain`, else as the blocks, if unset.
+        final_norm: after the last block; `none` after `post` and `deep`, `layer` where the blocks have `layer_plain`,
+            else as the blocks, if unset.
         norm_eps: added to the variance.
-        initialization: rule of `gnomon.nn.initialization`; follows projection if unset.
-        initializer_range: the standard deviation that the rule starts from.
-        positions: `rotary` or `none`.
-        rope_parameters: rope_theta and partial_rotary_factor (the share of a head that turns).
+        residual_scale: DeepNorm's alpha ([encoder's, decoder's] for a pair) where it is not what follows from the
+            depth; growth in depth holds it.
+        initialization: rule of `gnomon.nn.initialization`; follows norm placement and projection if unset.
+        initialization_flavor: of `magneto` and `deepnet`: the papers' or torchscale's.
+        initializer_range: the standard deviation that `tokenformer` and `normal` start from.
+        positions: `rotary`, `xpos`, `learned`, `sinusoidal`, `relative_bias`, `alibi` or `none`.
+        position_offset: the number of the first position, for `learned` and `sinusoidal` (2 in fairseq's models).
+        rope_parameters: rope_theta and, for `rotary`, partial_rotary_factor (the share of a head that turns).
+        relative_attention_num_buckets: rows of the table of `relative_bias`.
+        relative_attention_max_distance: from which on all distances share a bucket.
+        relative_attention_bidirectional: whether later tokens have buckets of their own; as the stack looks if unset.
+        scale_embedding: multiply token embeddings by sqrt(d).
         max_position_embeddings: longest sequence the model is meant for.
         use_bias: biases in linear layers.
         tie_word_embeddings: the head shares the embedding table.
         hidden_dropout: of embeddings and sublayer outputs.
         attention_dropout: of the attention weights.
+        drop_path_rate: of the last layer's sublayers (stochastic depth), rising linearly from 0 at the first.
+        classifier_pooling: what a sequence classifier reads: the `first` token, the `mean`, or the `last` token; the
+            last for a decoder and the mean for an encoder if unset.
         use_cache: keep keys and values while generating.
         is_decoder: causal or not; a head class sets it when unset and refuses the opposite.
         bos_token_id: id that begins a text.
         eos_token_id: id that ends a text.
         pad_token_id: id of padding.
+        decoder_start_token_id: id that a decoder's text begins with, for an encoder-decoder.
 
     Raises:
         ValueError: for an unknown key (with the nearest known one), a value outside its choices, sizes that do not
@@ -142,7 +126,9 @@ class GnomonConfig(PreTrainedConfig):
 
     vocab_size: int = _D["vocab_size"]
     hidden_size: int = _D["hidden_size"]
-    num_hidden_layers: int = _D["num_hidden_layers"]
+    num_hidden_layers: int | None = _D["num_hidden_layers"]
+    encoder_layers: int | None = _D["encoder_layers"]
+    decoder_layers: int | None = _D["decoder_layers"]
     num_attention_heads: int = _D["num_attention_heads"]
     num_key_value_heads: int | None = _D["num_key_value_heads"]
     head_dim: int | None = _D["head_dim"]
@@ -159,20 +145,30 @@ class GnomonConfig(PreTrainedConfig):
     norm: str | None = _D["norm"]
     final_norm: str | None = _D["final_norm"]
     norm_eps: float = _D["norm_eps"]
+    residual_scale: float | list | None = _D["residual_scale"]
     initialization: str | None = _D["initialization"]
+    initialization_flavor: str = _D["initialization_flavor"]
     initializer_range: float = _D["initializer_range"]
     positions: str = _D["positions"]
+    position_offset: int = _D["position_offset"]
     rope_parameters: dict | None = _D["rope_parameters"]
+    relative_attention_num_buckets: int = _D["relative_attention_num_buckets"]
+    relative_attention_max_distance: int = _D["relative_attention_max_distance"]
+    relative_attention_bidirectional: bool | None = _D["relative_attention_bidirectional"]
+    scale_embedding: bool = _D["scale_embedding"]
     max_position_embeddings: int = _D["max_position_embeddings"]
     use_bias: bool = _D["use_bias"]
     tie_word_embeddings: bool = _D["tie_word_embeddings"]
     hidden_dropout: float | int = _D["hidden_dropout"]
     attention_dropout: float | int = _D["attention_dropout"]
+    drop_path_rate: float | int = _D["drop_path_rate"]
+    classifier_pooling: str | None = _D["classifier_pooling"]
     use_cache: bool = _D["use_cache"]
     is_decoder: bool | None = _D["is_decoder"]
     bos_token_id: int | None = _D["bos_token_id"]
     eos_token_id: int | list | None = _D["eos_token_id"]
     pad_token_id: int | None = _D["pad_token_id"]
+    decoder_start_token_id: int | None = _D["decoder_start_token_id"]
 
     def __post_init__(self, **kwargs: Any) -> None:
         """Refuse unknown keys, then let everything that follows from others follow."""
@@ -184,6 +180,7 @@ class GnomonConfig(PreTrainedConfig):
                 raise ValueError(f"unknown configuration key {key!r}; {hint}")
         for name, value in self._resolved().items():
             setattr(self, name, value)
+        self.is_encoder_decoder = self.encoder_layers is not None and self.decoder_layers is not None
         super().__post_init__(**kwargs)
 
     def convert_rope_params_to_dict(self, **kwargs: Any) -> dict[str, Any]:
@@ -192,73 +189,7 @@ class GnomonConfig(PreTrainedConfig):
 
     def validate_architecture(self) -> None:
         """Check that the fields fit together (called by the strict dataclass)."""
-        for name, choices in CHOICES.items():
-            if getattr(self, name) not in choices:
-                raise ValueError(f"{name} must be one of {', '.join(choices)}; got {getattr(self, name)!r}")
-        for name in POSITIVE:
-            if getattr(self, name) is not None and getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1; got {getattr(self, name)}")
-        for name in PROBABILITIES:
-            if not 0.0 <= getattr(self, name) < 1.0:
-                raise ValueError(f"{name} is a probability from 0 to below 1; got {getattr(self, name)}")
-        for name in ("norm_eps", "initializer_range"):
-            if not 0.0 < getattr(self, name) < math.inf:
-                raise ValueError(f"{name} must be above 0 and finite; got {getattr(self, name)}")
-        for name, value in UNUSED.items():
-            if getattr(self, name) != value:
-                raise ValueError(f"{name} has no meaning for gnomon's models; leave it at {value}")
-        if self.num_attention_heads % self.num_key_value_heads:
-            raise ValueError(
-                f"num_key_value_heads must divide num_attention_heads ({self.num_attention_heads}); "
-                f"got {self.num_key_value_heads}"
-            )
-        if (
-            self.hidden_size % self.num_attention_heads
-            and self.head_dim == self.hidden_size // self.num_attention_heads
-        ):
-            raise ValueError(
-                f"hidden_size must be divisible by num_attention_heads ({self.num_attention_heads}) "
-                f"unless head_dim is set; got {self.hidden_size}"
-            )
-        self._check_projection()
-        self._check_rotary()
-
-    def _check_projection(self) -> None:
-        pattention = "pattention" in (self.projection, self.feed_forward)
-        for name in TOKEN_FIELDS:
-            owner = "feed_forward" if name == "num_feed_forward_tokens" else "projection"
-            if getattr(self, owner) == "pattention":
-                check_tokens(name, getattr(self, name), self.num_hidden_layers)
-            elif getattr(self, name) is not None:
-                raise ValueError(f"{name} needs {owner}: pattention, since nothing else has parameter tokens")
-        if self.feed_forward == "pattention" and self.intermediate_size is not None:
-            raise ValueError("intermediate_size needs feed_forward: mlp or glu; a Pattention has no hidden width")
-        if self.use_bias and self.projection == self.feed_forward == "pattention":
-            raise ValueError("use_bias needs a linear layer: Pattention has no biases; set projection to linear")
-        if self.learn_score_scale and not pattention:
-            raise ValueError("learn_score_scale needs Pattention; set projection or feed_forward to pattention")
-        if self.learn_score_scale and self.score == "gelu":
-            raise ValueError("learn_score_scale needs a score that normalizes; gelu has no score scale")
-
-    def _check_rotary(self) -> None:
-        if self.positions != "rotary":
-            if self.rope_parameters:
-                raise ValueError(f"rope_parameters needs positions: rotary; got positions: {self.positions}")
-            return
-        rope = self.rope_parameters
-        if unknown := set(rope) - {"rope_type", "rope_theta", "partial_rotary_factor"}:
-            raise ValueError(f"rope_parameters takes rope_theta and partial_rotary_factor; got {sorted(unknown)}")
-        if rope["rope_type"] != "default":
-            raise ValueError(f"rope_parameters supports rope_type default alone; got {rope['rope_type']!r}")
-        for name in ("rope_theta", "partial_rotary_factor"):
-            number = rope[name]
-            if not isinstance(number, int | float) or isinstance(number, bool) or not 0.0 < number < math.inf:
-                raise ValueError(f"{name} of rope_parameters must be a number above 0; got {number!r}")
-        if rope["partial_rotary_factor"] > 1.0 or self.rotary_size % 2 or self.rotary_size < 2:
-            raise ValueError(
-                f"partial_rotary_factor of head_dim {self.head_dim} must give an even number of at least 2 dimensions; "
-                f"got {rope['partial_rotary_factor']}, which gives {self.rotary_size}"
-            )
+        check_fields(self)
 
     @property
     def rotary_size(self) -> int:

@@ -10,7 +10,9 @@ from typing import Any
 DEFAULTS: dict[str, Any] = {
     "vocab_size": 50304,
     "hidden_size": 768,
-    "num_hidden_layers": 12,
+    "num_hidden_layers": None,
+    "encoder_layers": None,
+    "decoder_layers": None,
     "num_attention_heads": 12,
     "num_key_value_heads": None,
     "head_dim": None,
@@ -27,22 +29,38 @@ DEFAULTS: dict[str, Any] = {
     "norm": None,
     "final_norm": None,
     "norm_eps": 1e-5,
+    "residual_scale": None,
     "initialization": None,
+    "initialization_flavor": "paper",
     "initializer_range": 0.02,
     "positions": "rotary",
+    "position_offset": 0,
     "rope_parameters": None,
+    "relative_attention_num_buckets": 32,
+    "relative_attention_max_distance": 128,
+    "relative_attention_bidirectional": None,
+    "scale_embedding": False,
     "max_position_embeddings": 2048,
     "use_bias": False,
     "tie_word_embeddings": True,
     "hidden_dropout": 0.0,
     "attention_dropout": 0.0,
+    "drop_path_rate": 0.0,
+    "classifier_pooling": None,
     "use_cache": True,
     "is_decoder": None,
     "bos_token_id": None,
     "eos_token_id": None,
     "pad_token_id": None,
+    "decoder_start_token_id": None,
 }
 """The default of every field; None means that it follows from others (see `resolve`)."""
+
+PLACEMENT_INITIALIZATIONS = {"sub": "magneto", "deep": "deepnet"}
+"""The initialization that belongs to a norm placement, and to no other."""
+
+NO_FINAL_NORM = ("post", "deep")
+"""Norm placements whose last block ends in a norm."""
 
 ROPE_DEFAULTS = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.25}
 
@@ -73,12 +91,16 @@ def resolve(fields: Mapping[str, Any]) -> dict[str, Any]:
         if full[name] is None:
             full[name] = value
 
+    full["is_encoder_decoder"] = bool(full["encoder_layers"] and full["decoder_layers"])
+    default("num_hidden_layers", sum(side_layers(full)) if full["is_encoder_decoder"] else 12)
     default("num_key_value_heads", heads)
     default("head_dim", width // heads if heads else None)
     default("feed_forward", "pattention" if pattention else "mlp")
     default("norm", "layer_plain" if pattention else "layer")
-    default("final_norm", "layer" if full["norm"] == "layer_plain" else full["norm"])
-    default("initialization", "tokenformer" if pattention else "normal")
+    last = "layer" if full["norm"] == "layer_plain" else full["norm"]
+    default("final_norm", "none" if full["norm_placement"] in NO_FINAL_NORM else last)
+    own = PLACEMENT_INITIALIZATIONS.get(full["norm_placement"])
+    default("initialization", own or ("tokenformer" if pattention else "normal"))
     if pattention:
         default("num_attention_tokens", width)
         default("num_output_tokens", width)
@@ -91,12 +113,27 @@ def resolve(fields: Mapping[str, Any]) -> dict[str, Any]:
     return full
 
 
+def side_layers(fields: Mapping[str, Any]) -> tuple[int, int]:
+    """How many layers the encoder and the decoder have; a single stack is one of them.
+
+    Args:
+        fields: resolved fields; `is_decoder` tells what a single stack is (a decoder where it is unset).
+
+    Returns:
+        (N, M), 0 for the side that is not there.
+    """
+    if fields["encoder_layers"] and fields["decoder_layers"]:
+        return fields["encoder_layers"], fields["decoder_layers"]
+    layers = fields["num_hidden_layers"]
+    return (layers, 0) if fields["is_decoder"] is False else (0, layers)
+
+
 def layer_tokens(fields: Mapping[str, Any], layer: int) -> dict[str, int]:
     """The parameter tokens of one layer, zero where a site is linear.
 
     Args:
         fields: resolved fields.
-        layer: its index.
+        layer: its index; a decoder's layers are counted after those of its encoder.
 
     Returns:
         A count for each of `SITES`.

@@ -20,6 +20,15 @@ class Cache(Protocol):
         ...
 
 
+@runtime_checkable
+class MemoryCache(Cache, Protocol):
+    """Keys and values of a memory, computed once: a layer's are read again as soon as they are there."""
+
+    def read(self, layer_idx: int) -> tuple[Tensor, Tensor] | None:
+        """Return a layer's keys and values, or None before its first `update`."""
+        ...
+
+
 AttentionFunction = Callable[..., tuple[Tensor, Tensor | None]]
 Rotate = Callable[[Tensor, Tensor, Rotation | None], tuple[Tensor, Tensor]]
 
@@ -76,7 +85,9 @@ def dot_product_attention(
 class Attention(nn.Module):
     """Multi-head attention whose four projections, rotation and inner function are given to it.
 
-        MHA(x) = W_O norm( concat_h softmax(Q_h K_h^T / sqrt(d_h)) V_h ),  Q, K, V = W_Q x, W_K x, W_V x
+        MHA(x) = W_O norm( concat_h s_h softmax(Q_h K_h^T / sqrt(d_h)) V_h ),  Q, K, V = W_Q x, W_K x, W_V x
+
+    With a memory m, keys and values come from it: K, V = W_K m, W_V m (cross-attention).
 
     Source: Vaswani et al. 2017; TF section 3.2 (each W a Pattention); MG section 2 (`inner_norm`, Sub-LN).
 
@@ -94,6 +105,7 @@ class Attention(nn.Module):
         attend: the inner attention function.
         rotate: how positions act on queries and keys.
         inner_norm: before the output projection.
+        scale_heads: factors s_h of the heads' outputs.
 
     Raises:
         ValueError: when the key-value heads do not divide the heads.
@@ -115,12 +127,14 @@ class Attention(nn.Module):
         attend: AttentionFunction = dot_product_attention,
         rotate: Rotate = rotate_queries_and_keys,
         inner_norm: nn.Module | None = None,
+        scale_heads: nn.Module | None = None,
     ) -> None:
         super().__init__()
         if num_heads % num_key_value_heads:
             raise ValueError(f"num_key_value_heads must divide the {num_heads} heads; got {num_key_value_heads}")
         self.query, self.key, self.value, self.output = query, key, value, output
         self.inner_norm = nn.Identity() if inner_norm is None else inner_norm
+        self.scale_heads = nn.Identity() if scale_heads is None else scale_heads
         self.head_size, self.layer_index, self.is_causal = head_size, layer_index, is_causal
         self.num_key_value_groups = num_heads // num_key_value_heads
         self.scaling = head_size**-0.5
@@ -131,30 +145,40 @@ class Attention(nn.Module):
         self,
         x: Float[Tensor, "batch length width"],
         *,
+        memory: Float[Tensor, "batch source memory_width"] | None = None,
         mask: Tensor | None = None,
         positions: Rotation | None = None,
-        cache: Cache | None = None,
+        cache: Any = None,
         **kwargs: Any,
     ) -> tuple[Float[Tensor, "batch length width"], Tensor | None]:
-        """Attend among the tokens of x and those in the cache.
+        """Attend among the tokens of x and those in the cache, or from x to a memory.
 
         Args:
             x: the inputs.
+            memory: what is attended to in place of x; it has no positions, and a `MemoryCache` computes it once.
             mask: where a query may look, in the form of the inner attention function.
             positions: of the tokens of x, for the rotation.
-            cache: earlier keys and values; these tokens' are appended.
+            cache: a `Cache` of earlier keys and values, to which these tokens' are appended; with a memory a
+                `MemoryCache`.
             kwargs: passed to the inner attention function.
 
         Returns:
             The outputs, and the attention weights where the inner function has them.
         """
-        query, key, value = (self._heads(project(x)) for project in (self.query, self.key, self.value))
-        query, key = self.rotate(query, key, positions)
-        if cache is not None:
-            key, value = cache.update(key, value, self.layer_index)
+        query = self._heads(self.query(x))
+        kept = cache.read(self.layer_index) if memory is not None and cache is not None else None
+        if kept is not None:
+            key, value = kept
+        else:
+            source = x if memory is None else memory
+            key, value = self._heads(self.key(source)), self._heads(self.value(source))
+            if memory is None:
+                query, key = self.rotate(query, key, positions)
+            if cache is not None:
+                key, value = cache.update(key, value, self.layer_index)
         dropout = self.dropout if self.training else 0.0
         mixed, weights = self.attend(self, query, key, value, mask, scaling=self.scaling, dropout=dropout, **kwargs)
-        return self.output(self.inner_norm(mixed.flatten(-2))), weights
+        return self.output(self.inner_norm(self.scale_heads(mixed).flatten(-2))), weights
 
     def _heads(self, x: Tensor) -> Tensor:
         return x.view(*x.shape[:-1], -1, self.head_size).transpose(1, 2)

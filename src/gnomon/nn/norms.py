@@ -8,8 +8,12 @@ NORMS: dict[str, Callable[[int, float], nn.Module]] = {
     "layer": lambda size, eps: nn.LayerNorm(size, eps=eps),
     "layer_plain": lambda size, eps: nn.LayerNorm(size, eps=eps, elementwise_affine=False),
     "rms": lambda size, eps: nn.RMSNorm(size, eps=eps),
+    "none": lambda size, eps: nn.Identity(),
 }
-"""`layer` has weight and bias, `layer_plain` has no parameters (TokenFormer's blocks), `rms` has a weight."""
+"""`layer` has weight and bias, `layer_plain` has no parameters (TokenFormer's blocks), `rms` has a weight.
+
+`none` is the identity, for the place after a stack whose blocks end in a norm.
+"""
 
 
 def build_norm(kind: str, size: int, *, eps: float = 1e-5) -> nn.Module:

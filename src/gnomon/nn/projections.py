@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from gnomon.nn import functional, kernels
-from gnomon.nn.initialization import Rule
+from gnomon.nn.initialization import CROSS, Rule
 
 
 class Linear(nn.Linear):
@@ -21,15 +21,32 @@ class Linear(nn.Linear):
         in_features: width of the input.
         out_features: width of the output.
         bias: whether to add b.
-        std: initial standard deviation of W.
+        std: initial standard deviation of W, its gain included.
+        gain: the part of std that the depth of the model asked for, kept for whoever wants to know.
+        is_uniform: draw W and b from the uniform distribution of that standard deviation instead.
     """
 
-    def __init__(self, in_features: int, out_features: int, *, bias: bool = False, std: float = 0.02) -> None:
-        self.std = std
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        *,
+        bias: bool = False,
+        std: float = 0.02,
+        gain: float = 1.0,
+        is_uniform: bool = False,
+    ) -> None:
+        self.std, self.gain, self.is_uniform = std, gain, is_uniform
         super().__init__(in_features, out_features, bias=bias)
 
     def reset_parameters(self) -> None:
-        """Draw fresh weights; the bias becomes zero."""
+        """Draw fresh weights; the bias becomes zero, or is drawn as they are where they are uniform."""
+        if self.is_uniform:
+            bound = math.sqrt(3.0) * self.std
+            nn.init.uniform_(self.weight, -bound, bound)
+            if self.bias is not None:
+                nn.init.uniform_(self.bias, -bound, bound)
+            return
         nn.init.normal_(self.weight, std=self.std)
         if self.bias is not None:
             nn.init.zeros_(self.bias)
@@ -74,7 +91,8 @@ class Pattention(nn.Module):
         score_scale: tau at the start; `functional.default_score_scale` when None.
         learn_score_scale: make tau a parameter.
         key_std: initial standard deviation of the key tokens.
-        value_std: initial standard deviation of the value tokens.
+        value_std: initial standard deviation of the value tokens, their gain included.
+        gain: the part of value_std that the depth of the model asked for, kept for whoever wants to know.
         eps: times tau^2, added to the sum of squares of a score row.
 
     Raises:
@@ -87,7 +105,7 @@ class Pattention(nn.Module):
 
     score_scale: Tensor | None
     site: str | None = None
-    """Where in a block the layer stands (`query`, ..., `feed_forward`); set by `build_projection`, read by growth."""
+    """Where the layer stands (`query`, ..., `feed_forward`), in cross-attention as in attention; growth reads it."""
 
     def __init__(
         self,
@@ -100,6 +118,7 @@ class Pattention(nn.Module):
         learn_score_scale: bool = False,
         key_std: float = 0.02,
         value_std: float = 0.02,
+        gain: float = 1.0,
         eps: float = functional.EPSILON,
     ) -> None:
         super().__init__()
@@ -117,7 +136,7 @@ class Pattention(nn.Module):
             raise ValueError(f"score_scale must be above 0 and finite; got {score_scale}")
         self.in_features, self.out_features = in_features, out_features
         self.score, self.eps = score, eps
-        self.key_std, self.value_std = key_std, value_std
+        self.key_std, self.value_std, self.gain = key_std, value_std, gain
         self.initial_score_scale = default if score_scale is None else float(score_scale)
         self.key_tokens = nn.Parameter(torch.empty(num_tokens, in_features))
         self.value_tokens = nn.Parameter(torch.empty(num_tokens, out_features))
@@ -200,15 +219,17 @@ def build_projection(
         ValueError: for an unknown kind.
     """
     if kind == "linear":
-        return Linear(in_features, out_features, bias=bias, std=rule(site, "weight", in_features, out_features))
+        std, gain = rule(site, "weight", in_features, out_features), rule.gain(site, "weight")
+        return Linear(in_features, out_features, bias=bias, std=std, gain=gain, is_uniform=rule.is_uniform)
     if kind == "pattention":
         layer = Pattention(
             in_features,
             out_features,
             key_std=rule(site, "key_tokens", in_features, pattention["num_tokens"]),
             value_std=rule(site, "value_tokens", pattention["num_tokens"], out_features),
+            gain=rule.gain(site, "value_tokens"),
             **pattention,
         )
-        layer.site = site
+        layer.site = site.removeprefix(CROSS)
         return layer
     raise ValueError(f"projection must be linear or pattention; got {kind!r}")

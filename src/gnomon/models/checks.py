@@ -1,0 +1,198 @@
+"""What the fields of a configuration may be, and how they have to fit together."""
+
+import math
+from typing import Any
+
+from gnomon.models.sizes import PLACEMENT_INITIALIZATIONS, TOKEN_FIELDS, check_tokens
+from gnomon.nn.feedforward import ACTIVATIONS
+from gnomon.nn.functional import SCORES
+from gnomon.nn.initialization import INITIALIZATIONS
+from gnomon.nn.norms import NORMS
+from gnomon.nn.placements import PLACEMENTS, has_inner_norm
+
+CHOICES: dict[str, tuple[str, ...]] = {
+    "projection": ("linear", "pattention"),
+    "feed_forward": ("mlp", "glu", "pattention"),
+    "score": tuple(SCORES),
+    "norm_placement": tuple(PLACEMENTS),
+    "norm": tuple(name for name in NORMS if name != "none"),
+    "final_norm": tuple(NORMS),
+    "initialization": tuple(INITIALIZATIONS),
+    "initialization_flavor": ("paper", "torchscale"),
+    "positions": ("rotary", "xpos", "learned", "sinusoidal", "relative_bias", "alibi", "none"),
+    "hidden_act": tuple(ACTIVATIONS),
+}
+"""The values of every field that is a choice."""
+
+POSITIVE = (
+    "vocab_size",
+    "hidden_size",
+    "num_hidden_layers",
+    "encoder_layers",
+    "decoder_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "intermediate_size",
+    "max_position_embeddings",
+    "relative_attention_num_buckets",
+    "relative_attention_max_distance",
+)
+PROBABILITIES = ("hidden_dropout", "attention_dropout", "drop_path_rate")
+POOLINGS = ("first", "mean", "last")
+UNUSED = {"chunk_size_feed_forward": 0}
+"""Fields that every transformers configuration has and that no model here reads, with their defaults."""
+
+
+def check_fields(config: Any) -> None:
+    """Refuse a configuration whose fields do not fit together.
+
+    Args:
+        config: a `GnomonConfig` with every field decided.
+
+    Raises:
+        ValueError: with the rule, the value and the remedy.
+    """
+    for name, choices in CHOICES.items():
+        if getattr(config, name) not in choices:
+            raise ValueError(f"{name} must be one of {', '.join(choices)}; got {getattr(config, name)!r}")
+    for name in POSITIVE:
+        if getattr(config, name) is not None and getattr(config, name) < 1:
+            raise ValueError(f"{name} must be at least 1; got {getattr(config, name)}")
+    for name in PROBABILITIES:
+        if not 0.0 <= getattr(config, name) < 1.0:
+            raise ValueError(f"{name} is a probability from 0 to below 1; got {getattr(config, name)}")
+    for name in ("norm_eps", "initializer_range"):
+        if not 0.0 < getattr(config, name) < math.inf:
+            raise ValueError(f"{name} must be above 0 and finite; got {getattr(config, name)}")
+    for name, value in UNUSED.items():
+        if getattr(config, name) != value:
+            raise ValueError(f"{name} has no meaning for gnomon's models; leave it at {value}")
+    if config.num_attention_heads % config.num_key_value_heads:
+        raise ValueError(
+            f"num_key_value_heads must divide num_attention_heads ({config.num_attention_heads}); "
+            f"got {config.num_key_value_heads}"
+        )
+    if (
+        config.hidden_size % config.num_attention_heads
+        and config.head_dim == config.hidden_size // config.num_attention_heads
+    ):
+        raise ValueError(
+            f"hidden_size must be divisible by num_attention_heads ({config.num_attention_heads}) "
+            f"unless head_dim is set; got {config.hidden_size}"
+        )
+    _check_sides(config)
+    _check_projection(config)
+    _check_placement(config)
+    _check_positions(config)
+    _check_rotary(config)
+
+
+def _check_sides(config: Any) -> None:
+    sides = (config.encoder_layers, config.decoder_layers)
+    if (sides[0] is None) != (sides[1] is None):
+        raise ValueError(
+            "encoder_layers and decoder_layers come together, for an encoder-decoder; "
+            f"got {sides[0]} and {sides[1]}: a single stack has num_hidden_layers"
+        )
+    if config.is_encoder_decoder and config.num_hidden_layers != sum(sides):
+        raise ValueError(
+            f"num_hidden_layers of an encoder-decoder is encoder_layers + decoder_layers ({sum(sides)}); "
+            f"got {config.num_hidden_layers}: leave it unset"
+        )
+    if config.is_encoder_decoder and config.is_decoder is not None:
+        raise ValueError(
+            f"is_decoder is for a single stack; leave it unset beside both layers, got {config.is_decoder}"
+        )
+
+
+def _check_placement(config: Any) -> None:
+    has_inner_norm(config.norm_placement, config.feed_forward, config.score)
+    for placement, own in PLACEMENT_INITIALIZATIONS.items():
+        if config.initialization == own and config.norm_placement != placement:
+            raise ValueError(
+                f"initialization {own} is derived for norm_placement {placement}; got {config.norm_placement}: change "
+                "one of the two"
+            )
+    if config.initialization_flavor == "torchscale" and config.initialization not in PLACEMENT_INITIALIZATIONS.values():
+        raise ValueError(
+            f"initialization_flavor torchscale belongs to magneto and deepnet; got initialization "
+            f"{config.initialization}: leave it at paper"
+        )
+    if config.residual_scale is None:
+        return
+    if not PLACEMENTS[config.norm_placement].scales_residual:
+        raise ValueError(f"residual_scale needs norm_placement: deep; got {config.norm_placement}")
+    scales = config.residual_scale if isinstance(config.residual_scale, list) else [config.residual_scale]
+    numbers = all(isinstance(scale, int | float) and 0.0 < scale < math.inf for scale in scales)
+    if not numbers or len(scales) != (2 if config.is_encoder_decoder else 1):
+        raise ValueError(
+            "residual_scale is a number above 0, or [encoder's, decoder's] for an encoder-decoder; "
+            f"got {config.residual_scale}"
+        )
+
+
+def _check_positions(config: Any) -> None:
+    if config.position_offset and config.positions not in ("learned", "sinusoidal"):
+        raise ValueError(f"position_offset needs positions: learned or sinusoidal; got {config.positions}")
+    if config.position_offset < 0:
+        raise ValueError(f"position_offset must be at least 0; got {config.position_offset}")
+    if config.positions == "xpos" and config.head_dim % 2:
+        raise ValueError(f"positions xpos turns pairs, so head_dim must be even; got {config.head_dim}")
+    if config.positions == "sinusoidal" and (config.hidden_size % 2 or config.hidden_size < 4):
+        raise ValueError(f"positions sinusoidal needs an even hidden_size of at least 4; got {config.hidden_size}")
+    if config.relative_attention_bidirectional is not None and config.positions != "relative_bias":
+        raise ValueError(f"relative_attention_bidirectional needs positions: relative_bias; got {config.positions}")
+    if config.positions == "relative_bias":
+        least = 4 if config.relative_attention_bidirectional is not False else 2
+        if config.relative_attention_num_buckets < least or config.relative_attention_num_buckets % 2:
+            raise ValueError(
+                f"relative_attention_num_buckets must be even and at least {least}; "
+                f"got {config.relative_attention_num_buckets}"
+            )
+        if config.relative_attention_max_distance <= config.relative_attention_num_buckets // 2:
+            raise ValueError(
+                "relative_attention_max_distance must exceed half of relative_attention_num_buckets "
+                f"({config.relative_attention_num_buckets}); got {config.relative_attention_max_distance}"
+            )
+    if config.classifier_pooling is not None and config.classifier_pooling not in POOLINGS:
+        raise ValueError(f"classifier_pooling must be one of {', '.join(POOLINGS)}; got {config.classifier_pooling!r}")
+
+
+def _check_projection(config: Any) -> None:
+    pattention = "pattention" in (config.projection, config.feed_forward)
+    for name in TOKEN_FIELDS:
+        owner = "feed_forward" if name == "num_feed_forward_tokens" else "projection"
+        if getattr(config, owner) == "pattention":
+            check_tokens(name, getattr(config, name), config.num_hidden_layers)
+        elif getattr(config, name) is not None:
+            raise ValueError(f"{name} needs {owner}: pattention, since nothing else has parameter tokens")
+    if config.feed_forward == "pattention" and config.intermediate_size is not None:
+        raise ValueError("intermediate_size needs feed_forward: mlp or glu; a Pattention has no hidden width")
+    if config.use_bias and config.projection == config.feed_forward == "pattention":
+        raise ValueError("use_bias needs a linear layer: Pattention has no biases; set projection to linear")
+    if config.learn_score_scale and not pattention:
+        raise ValueError("learn_score_scale needs Pattention; set projection or feed_forward to pattention")
+    if config.learn_score_scale and config.score == "gelu":
+        raise ValueError("learn_score_scale needs a score that normalizes; gelu has no score scale")
+
+
+def _check_rotary(config: Any) -> None:
+    if config.positions != "rotary":
+        if config.rope_parameters:
+            raise ValueError(f"rope_parameters needs positions: rotary; got positions: {config.positions}")
+        return
+    rope = config.rope_parameters
+    if unknown := set(rope) - {"rope_type", "rope_theta", "partial_rotary_factor"}:
+        raise ValueError(f"rope_parameters takes rope_theta and partial_rotary_factor; got {sorted(unknown)}")
+    if rope["rope_type"] != "default":
+        raise ValueError(f"rope_parameters supports rope_type default alone; got {rope['rope_type']!r}")
+    for name in ("rope_theta", "partial_rotary_factor"):
+        number = rope[name]
+        if not isinstance(number, int | float) or isinstance(number, bool) or not 0.0 < number < math.inf:
+            raise ValueError(f"{name} of rope_parameters must be a number above 0; got {number!r}")
+    if rope["partial_rotary_factor"] > 1.0 or config.rotary_size % 2 or config.rotary_size < 2:
+        raise ValueError(
+            f"partial_rotary_factor of head_dim {config.head_dim} must give an even number of at least 2 dimensions; "
+            f"got {rope['partial_rotary_factor']}, which gives {config.rotary_size}"
+        )
