@@ -1,0 +1,140 @@
+"""What a task is: how data become batches, which loss is learned from them, and which score says how well."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from transformers import PreTrainedModel
+
+from gnomon.training.options import DataOptions, Recipe
+
+Batch = dict[str, Tensor]
+Collate = Callable[[list[Any]], Batch]
+
+
+class Score(Protocol):
+    """What an evaluation has found: a loss, and the numbers that the task names."""
+
+    loss: float
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything, for JSON."""
+
+
+class Splits(Protocol):
+    """Data before they are encoded, split into two sides."""
+
+    train: Any
+    validation: Any
+
+
+def no_labels(rows: Any) -> list[str]:
+    """A task without classes."""
+    return []
+
+
+def leave(model: PreTrainedModel, recipe: Recipe) -> None:
+    """Leave the model as it is."""
+
+
+def no_baselines(train: Any, validation: Any) -> dict[str, dict[str, float]]:
+    """Nothing to compare with."""
+    return {}
+
+
+def input_tokens(batch: Mapping[str, Tensor]) -> int:
+    """How many tokens a batch holds, padding not counted."""
+    return int(batch["attention_mask"].sum()) if "attention_mask" in batch else batch["input_ids"].numel()
+
+
+def every_row(dataset: Any, count: int) -> Any:
+    """Some rows of a data set, evenly spread."""
+    return EvenRows(dataset, count)
+
+
+def aligned_loss(model: Any, batch: Mapping[str, Tensor], num_targets: Tensor | int, label_smoothing: float) -> Tensor:
+    r"""Cross-entropy where the logits stand beside their labels, over all the targets of a step.
+
+        loss = \sum_t [ -(1 - e) log P(y_t) - e/V \sum_v log P(v) ] / targets of the STEP
+
+    so that micro-batches with different numbers of targets weigh by their targets, and accumulating them gives the
+    gradient of one large batch. Source of the smoothing: Szegedy et al. 2016 (arXiv 1512.00567), section 7.
+
+    Args:
+        model: Gives `.logits` for a batch without labels.
+        batch: With `labels`, -100 where there is no target.
+        num_targets: Of all the micro-batches of the step.
+        label_smoothing: e.
+    """
+    inputs = {name: value for name, value in batch.items() if name != "labels"}
+    logits = model(**inputs).logits.float()
+    labels = batch["labels"].reshape(-1)
+    total = F.cross_entropy(logits.reshape(len(labels), -1), labels, reduction="sum", label_smoothing=label_smoothing)
+    return total / num_targets
+
+
+@dataclass(frozen=True)
+class Task:
+    """A kind of training, as a row of slots; what a slot's default does is told by its name.
+
+    Attributes:
+        measures: The numbers of a score, beside its loss, that go into metrics and ledger.
+        load: Reads the data that a recipe names and splits them.
+        build_processor: What makes numbers of the training side's rows, with `save_pretrained`: a tokenizer, say.
+        encode: (rows of one side, processor, data options, labels, training) -> a data set of rows of tensors.
+        collate: (processor, model) -> what makes a batch of rows.
+        evaluate: (model, data set, processor, batch size) -> the score.
+        labels: The classes that the training side's rows name.
+        loss: (model, batch, targets of the step, label smoothing) -> the loss.
+        finish_model: Settles what the recipe says of a new model beside its configuration.
+        baselines: (training data set, validation data set), both as for an evaluation -> what a score has to beat.
+        count: How many tokens a batch holds.
+        classes: How many answers a guess has, by the model's configuration.
+        part: Some rows of a data set.
+    """
+
+    measures: tuple[str, ...]
+    load: Callable[[DataOptions], Splits]
+    build_processor: Callable[[Recipe, Any], Any]
+    encode: Callable[[Any, Any, DataOptions, Sequence[str], bool], Any]
+    collate: Callable[[Any, PreTrainedModel], Collate]
+    evaluate: Callable[[PreTrainedModel, Any, Any, int], Score]
+    labels: Callable[[Any], list[str]] = no_labels
+    loss: Callable[[Any, Mapping[str, Tensor], Any, float], Tensor] = aligned_loss
+    finish_model: Callable[[PreTrainedModel, Recipe], None] = leave
+    baselines: Callable[[Any, Any], dict[str, dict[str, float]]] = no_baselines
+    count: Callable[[Mapping[str, Tensor]], int] = input_tokens
+    classes: Callable[[Any], int] = lambda config: config.vocab_size
+    part: Callable[[Any, int], Any] = every_row
+
+    def measured(self, score: Score) -> dict[str, float]:
+        """The numbers of a score as metrics and ledger name them."""
+        return {"validation_loss": score.loss, **{name: getattr(score, name) for name in self.measures}}
+
+
+class EvenRows(torch.utils.data.Dataset):
+    """Some rows of a data set, evenly spread.
+
+    Args:
+        rows: All of them.
+        count: How many are taken.
+    """
+
+    def __init__(self, rows: Any, count: int) -> None:
+        self.rows, self.count = rows, min(count, len(rows))
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __iter__(self) -> Iterator[Any]:
+        return (self[index] for index in range(self.count))
+
+    def __getitem__(self, index: int, /) -> Any:
+        return self.rows[self.place(index)]
+
+    def place(self, index: int) -> int:
+        """Where a row of the part stands in the whole."""
+        return index * len(self.rows) // self.count
