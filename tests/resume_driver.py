@@ -34,7 +34,7 @@ MODEL = {"hidden_dropout": 0.2, "attention_dropout": 0.1}
 def recipe(folder: Path, **training: Any) -> Any:
     """The recipe of every scenario: dropout, shuffling, accumulation, two stages, and growth between them."""
     written = tiny_recipe(folder / "page.txt", model=MODEL, **{**TRAINING, **training})
-    growth = {"num_attention_tokens": 12, "num_feed_forward_tokens": 36, "score_scale": "anneal", "anneal_steps": 6}
+    growth = {"num_attention_tokens": 12, "num_feed_forward_tokens": 36, "score_scale": "share", "share_every": 3}
     growth |= {"old_rate": 0.5, "noise": 0.01}
     written["stages"].append({"growth": growth, "training": {"max_steps": 8, "learning_rate": 0.003}})
     return load_recipe(written)

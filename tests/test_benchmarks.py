@@ -171,3 +171,18 @@ def test_a_loop_that_learns_otherwise_is_not_timed(
     with pytest.raises(SystemExit, match="no times: both loops must learn the same"):
         trainer_overhead.main([*arguments, "--recipe", recipe])
     assert written(tmp_path) == []
+
+
+def test_growth_by_tokens_leaves_the_attention_alone(
+    load: Any, monkeypatch: pytest.MonkeyPatch, arguments: list[str], tmp_path: Path
+) -> None:
+    """Counted cost stays 3.69e4 T^2 over the paper's chain, widened it reaches 13.8e4; table and figure are written."""
+    growth_attention = load("growth_attention")
+    monkeypatch.setattr("sys.argv", ["growth_attention.py", *arguments, "--lengths", "8", "16"])
+    growth_attention.main()
+    assert written(tmp_path) == ["figure.png", "figure.svg", "table.json", "table.md"]
+    cases = json.loads((tmp_path / "benchmarks" / "table.json").read_text())["cases"]
+    factors = {(case["kind"], case["size"]): case["flops"]["1024"] / 1024**2 for case in cases}
+    assert {factors["grown", size] for size in growth_attention.SIZES} == {36864}
+    assert factors["widened", "1.4b"] == pytest.approx(13.8e4, rel=0.01)
+    assert all(len(rounds) == 2 for case in cases for rounds in case["seconds"].values())

@@ -91,9 +91,36 @@ def test_shrinking_back_gives_the_same_file(folder: Path) -> None:
     assert first == second
 
 
+@pytest.fixture(scope="module")
+def linear(folder: Path) -> Path:
+    """A checkpoint without parameter tokens."""
+    config = gnomon.GnomonConfig(
+        vocab_size=32, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, projection="linear"
+    )
+    gnomon.GnomonForCausalLM(config).save_pretrained(folder / "linear")
+    return folder / "linear"
+
+
+@pytest.fixture(scope="module")
+def foreign(folder: Path) -> Path:
+    """A checkpoint with the optimizer of a larger model."""
+    model = gnomon.GnomonForCausalLM.from_pretrained(folder / "run" / "model")
+    model.save_pretrained(folder / "foreign")
+    gnomon.grow(model, num_feed_forward_tokens=48)
+    groups = [[p for p in model.parameters() if (p.ndim >= 2) is decayed] for decayed in (True, False)]
+    optimizer = torch.optim.AdamW([{"params": group} for group in groups])
+    model(input_ids=torch.ones(1, 4).long(), labels=torch.ones(1, 4).long()).loss.backward()
+    optimizer.step()
+    torch.save(optimizer.state_dict(), folder / "foreign" / "optimizer.pt")
+    return folder / "foreign"
+
+
+@pytest.mark.usefixtures("linear", "foreign")
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
+        (("grow", "linear", "out", "--attention-tokens", 32), "no parameter tokens"),
+        (("grow", "foreign", "out", "--attention-tokens", 16), "not of this model"),
         (("grow", "run/model", "out", "--attention-tokens", 4), "shrink"),
         (("grow", "run/model", "run", "--attention-tokens", 16), "exists"),
         (("grow", "run/model", "out"), "at least one"),

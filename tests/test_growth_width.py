@@ -80,6 +80,20 @@ def test_the_baselines_preserve_the_function_too(width: str, method: str) -> Non
     assert report.gap_relative < 1e-12
 
 
+def test_copies_learn_apart_only_where_they_are_read_apart() -> None:
+    """With offsets the copied units' gradients differ at once; without, copies get equal gradients and stay copies."""
+    alike = {}
+    for offset_std in (0.0, 1.0):
+        model = build()
+        width = model.model.layers[0].feed_forward.up.out_features
+        grow_width(model, method="hypercloning", seed=0, offset_std=offset_std, intermediate_size=2 * width)
+        model(input_ids=IDS, labels=IDS).loss.backward()
+        first, second = model.model.layers[0].feed_forward.up.weight.grad.chunk(2)
+        alike[offset_std] = float(torch.nn.functional.cosine_similarity(first, second).mean())
+    assert alike[0.0] == pytest.approx(1.0)
+    assert alike[1.0] < 0.9
+
+
 def test_padding_the_hidden_size_under_layer_norm_would_not_be_exact() -> None:
     """The refusal of odd hidden sizes under LayerNorm has a reason: the padded vector has another mean and variance."""
     x = torch.randn(4, 32, dtype=torch.float64)

@@ -24,13 +24,13 @@ def report(
     """
     if output is not None:
         refuse_existing(output)
-    from gnomon.report.cost import compare, cost_cells, draw_cost, read_curve
+    from gnomon.report.cost import compare, cost_cells, draw_cost, read_curve, run_names
     from gnomon.report.figures import save_figure
     from gnomon.report.tables import format_cell, to_markdown
     from gnomon.training.checkpoints import publish
     from gnomon.training.records import read_rows
 
-    curves = [read_curve(run) for run in runs]
+    curves = [read_curve(run, name) for run, name in zip(runs, run_names(runs), strict=True)]
     shares = compare(curves, read_curve(scratch)) if scratch is not None else []
     headings, cells = cost_cells(runs)
     share_headings = ["run", "final loss", "cost at equal loss", "cost within 1% of the perplexity"]

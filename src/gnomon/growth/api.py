@@ -41,7 +41,8 @@ def grow(
         layers: of tokens, the layers that grow; of new layers, the old ones that they come before.
         optimizer: the model's; its state is carried along.
         seed: of the new parameters; torch's global generator if None.
-        offset_std: size of `replicate`'s offsets, as a multiple of the values' standard deviation.
+        offset_std: size of the offsets that tell copies apart, as a multiple of the standard deviation of the values
+            (`replicate`) or weights (`net2net`, `hypercloning`).
         probe: keyword arguments of a forward pass to measure on; random ids if None.
         sizes: config fields with their values after growth: `num_attention_tokens`, `num_output_tokens`,
             `num_feed_forward_tokens`; or `num_hidden_layers`; or `intermediate_size`, `num_attention_heads`,
@@ -76,7 +77,7 @@ def grow(
         return insert_layers(model, positions=layers, **common, **sizes)
     if layers is not None:
         raise ValueError(f"{', '.join(sizes)} grows in all layers alike; leave layers unset, got {list(layers)}")
-    return grow_width(model, method=init, **common, **sizes)
+    return grow_width(model, method=init, offset_std=offset_std, **common, **sizes)
 
 
 def grow_tokens(

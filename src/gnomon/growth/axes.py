@@ -35,9 +35,9 @@ class Axis:
     read: Tensor
 
     @property
-    def is_copy(self) -> bool:
-        """Whether every index has a source, and all copies the same share."""
-        return bool((self.source >= 0).all()) and bool((self.share == self.share[0]).all())
+    def is_copied(self) -> bool:
+        """Whether every index has a source, and some old one has several copies."""
+        return bool((self.source >= 0).all()) and len(self.source) > len(self.source.unique())
 
 
 def extend(size: int, new_size: int | None = None, *, silent: bool = False) -> Axis:
@@ -144,6 +144,28 @@ def widen(weight: Tensor, writes: Axis, reads: Axis, std: float, generator: torc
         return old
     drawn = torch.randn(old.shape, generator=generator, dtype=torch.float32) * std
     return torch.where(random.to(old.device), drawn.to(old), old)
+
+
+def balanced_offsets(weight: Tensor, reads: Axis, std: float, generator: torch.Generator | None) -> Tensor:
+    """Random offsets for weights that read copies, which sum to zero over the copies of each index.
+
+    Copies that are read alike get equal gradients and stay equal for ever; read apart, they learn apart, and what they
+    add up to is still the same.
+
+    Args:
+        weight: (outputs, inputs) after growth.
+        reads: its input axis, every index with a source.
+        std: of the offsets before they are balanced.
+        generator: of the offsets.
+
+    Returns:
+        A matrix of the weight's shape and dtype, zero where an index has no copy.
+    """
+    drawn = (torch.randn(weight.shape, generator=generator, dtype=torch.float32) * std).to(weight)
+    source = reads.source.to(weight.device)
+    counts = torch.bincount(source)
+    sums = drawn.new_zeros(len(weight), len(counts)).index_add(1, source, drawn)
+    return torch.where((counts[source] > 1), drawn - (sums / counts)[:, source], 0.0)
 
 
 def take(tensor: Tensor, source: Tensor, axis: int) -> Tensor:

@@ -42,6 +42,13 @@ class GrowthReport:
         """Everything as plain types, for JSON."""
         return asdict(self)
 
+    def summary(self) -> str:
+        """The report in one line."""
+        return (
+            f"grown from {self.parameters_before:,} to {self.parameters_after:,} parameters, init {self.init}, "
+            f"outputs changed by {self.gap_relative:.2g} ({'exact' if self.exact else 'not exact'})"
+        )
+
 
 def tolerance(dtype: torch.dtype) -> float:
     """The largest relative gap that counts as rounding.

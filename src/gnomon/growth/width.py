@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from transformers import PreTrainedModel
 
-from gnomon.growth.axes import Axis, cloned, duplicate, entries, extend, random_copies, take, widen
+from gnomon.growth.axes import Axis, balanced_offsets, cloned, duplicate, entries, extend, random_copies, take, widen
 from gnomon.growth.report import GrowthReport, measured
 from gnomon.models.config import GnomonConfig
 from gnomon.nn.blocks import Block
@@ -24,6 +24,7 @@ def grow_width(
     method: str = "exact",
     optimizer: Optimizer | None = None,
     seed: int | None = None,
+    offset_std: float = 1.0,
     probe: Mapping[str, Tensor] | None = None,
     **sizes: int,
 ) -> GrowthReport:
@@ -37,9 +38,12 @@ def grow_width(
     Args:
         model: a gnomon model.
         method: `exact` (new units that nobody reads yet), `net2net` (copies of random units) or `hypercloning`
-            (copies of all units, whole factors).
+            (copies of all units, whole factors); copies are told apart by offsets of the weights that read them,
+            which sum to zero.
         optimizer: the model's; its state follows the weights' indices, new entries start at zero.
         seed: of what is random; torch's global generator if None.
+        offset_std: size of those offsets, as a multiple of the weights' standard deviation; 0 leaves copies alike,
+            which then stay so for ever.
         probe: keyword arguments of a forward pass to measure on; random ids if None.
         sizes: `intermediate_size`, `num_attention_heads`, `num_key_value_heads`, `head_dim`, `hidden_size`.
 
@@ -52,7 +56,7 @@ def grow_width(
     config = model.config
     check_widths(config, method, sizes)
     generator = None if seed is None else torch.Generator().manual_seed(seed)
-    widening = Widening(config, method, sizes, optimizer, generator)
+    widening = Widening(config, method, sizes, optimizer, generator, offset_std)
 
     def change() -> list[dict[str, Any]]:
         for block in blocks(model):
@@ -118,6 +122,7 @@ class Widening:
         sizes: after growth.
         optimizer: whose state follows, or None.
         generator: of what is random.
+        offset_std: size of the offsets that tell copies apart, over the weights' standard deviation.
     """
 
     def __init__(
@@ -127,8 +132,10 @@ class Widening:
         sizes: Mapping[str, int],
         optimizer: Optimizer | None,
         generator: torch.Generator | None,
+        offset_std: float = 0.0,
     ) -> None:
         self.config, self.method, self.optimizer, self.generator = config, method, optimizer, generator
+        self.offset_std = offset_std
         self.sizes = dict(sizes)
         self.head_dim = self.sizes.get("head_dim", config.head_dim)
         self.heads, self.shared_heads = self._head_axes()
@@ -194,16 +201,24 @@ class Widening:
         """Grow a linear layer or a Pattention; `scale` is put on what it writes."""
         if isinstance(module, Pattention):
             tokens = extend(module.num_tokens)
-            keys = widen(module.key_tokens, tokens, reads, module.key_std, self.generator)
+            keys = self.read_apart(module.key_tokens, tokens, reads, module.key_std)
             values = widen(module.value_tokens.T, writes, tokens, module.value_std, self.generator).T.contiguous()
             self.replace(module.key_tokens, keys, tokens, reads)
             self.replace(module.value_tokens, values * scale, tokens, writes)
         else:
-            weight = widen(module.weight, writes, reads, module.std, self.generator)
+            weight = self.read_apart(module.weight, writes, reads, module.std)
             self.replace(module.weight, weight * scale, writes, reads)
             if module.bias is not None:
                 self.replace(module.bias, take(module.bias.detach(), writes.source, 0) * scale, writes)
         module.in_features, module.out_features = len(reads.source), len(writes.source)
+
+    def read_apart(self, weight: Tensor, writes: Axis, reads: Axis, std: float) -> Tensor:
+        """A weight matrix after growth, copies on its input axis read by different weights of the same sum."""
+        grown = widen(weight, writes, reads, std, self.generator)
+        if not self.offset_std or not reads.is_copied:
+            return grown
+        spread = self.offset_std * float(weight.detach().std(correction=0))
+        return grown + balanced_offsets(grown, reads, spread, self.generator)
 
     def norm(self, module: nn.Module) -> None:
         """Grow a norm; the mean square of a vector padded with zeros falls, and gain and epsilon make up for it."""

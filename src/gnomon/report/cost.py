@@ -73,11 +73,30 @@ class CostCurve:
         return points[0][0] if points and points[0][1] <= loss else None
 
 
-def read_curve(run: Path | str) -> CostCurve:
+def run_names(runs: Sequence[Path | str]) -> list[str]:
+    """A name for every run: the shortest ends of their paths that tell them apart.
+
+    Args:
+        runs: Their folders.
+
+    >>> run_names(["runs/chain/seed=0", "runs/scratch/seed=0"]), run_names(["runs/grown", "runs/scratch"])
+    (['chain/seed=0', 'scratch/seed=0'], ['grown', 'scratch'])
+    """
+    parts = [Path(run).parts for run in runs]
+    longest = max(map(len, parts), default=1)
+    for length in range(1, longest + 1):
+        names = ["/".join(each[-length:]) for each in parts]
+        if len(set(names)) == len(names):
+            break
+    return names if runs else []
+
+
+def read_curve(run: Path | str, name: str | None = None) -> CostCurve:
     """Read a run's curve from its ledger and metrics.
 
     Args:
         run: The run's folder.
+        name: What tables and figures call it; the folder's own if None.
 
     Returns:
         The curve.
@@ -99,7 +118,7 @@ def read_curve(run: Path | str) -> CostCurve:
                 flops.append(before + stage["flops"] * tokens / stage["tokens"])
                 losses.append(row["validation_loss"])
     ends = [(float(row["cumulative_flops"]), row["validation_loss"]) for row in ledger]
-    return CostCurve(Path(run).name, flops, losses, ends)
+    return CostCurve(name or Path(run).name, flops, losses, ends)
 
 
 def cost_cells(runs: Sequence[Path | str]) -> tuple[list[str], list[list[str]]]:
@@ -109,9 +128,9 @@ def cost_cells(runs: Sequence[Path | str]) -> tuple[list[str], list[list[str]]]:
         runs: Folders of runs.
     """
     cells = []
-    for run in runs:
+    for run, name in zip(runs, run_names(runs), strict=True):
         for row in read_rows(RunFolder(Path(run)).ledger):
-            named = {**row, "run": Path(run).name}
+            named = {**row, "run": name}
             cells.append([format_cell(key.removeprefix("cumulative_"), named.get(key)) for key in COST_COLUMNS])
     return list(COST_COLUMNS.values()), cells
 

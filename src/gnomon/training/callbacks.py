@@ -164,6 +164,10 @@ class ProgressDisplay(Observer):
                 f"{self.title}  {state.global_step}/{state.max_steps}  {self._numbers(state)}", soft_wrap=True
             )
 
+    def announce(self, text: str) -> None:
+        """Write a line about the stage before its first step."""
+        self.console.print(f"{self.title}  {text}", soft_wrap=True)
+
     def close(self) -> None:
         """Leave the bar as it stands."""
         if self.bar is not None:

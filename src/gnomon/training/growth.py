@@ -1,7 +1,7 @@
-"""Growth between two stages: how the optimizer and the rules for rows go along, and what outlasts it."""
+"""Growth between two stages: how the optimizer and the rules for rows go along."""
 
 from copy import deepcopy
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -14,32 +14,13 @@ from gnomon.growth.report import GrowthReport
 from gnomon.growth.rows import RowRule, RowUpdates
 from gnomon.growth.sites import PARTS, pattentions
 from gnomon.nn.functional import default_score_scale
+from gnomon.training.growth_state import GrowthState
+from gnomon.training.optimization import decayed_parameters
 from gnomon.training.options import GrowthOptions, Recipe
 from gnomon.training.records import write_json
 
-
-@dataclass
-class GrowthState:
-    """What outlasts the growth itself and so is part of every checkpoint of the stage.
-
-    Attributes:
-        rows: Rules for rows by parameter, as `RowUpdates.state_dict` gives them.
-        anneal_steps: Steps over which tau is led to its target.
-        score_scales: Name of a Pattention -> tau before and after.
-    """
-
-    rows: dict[str, Any] = field(default_factory=dict)
-    anneal_steps: int = 0
-    score_scales: dict[str, list[float]] = field(default_factory=dict)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain types, for JSON."""
-        return asdict(self)
-
-    def score_scale_at(self, name: str, step: int) -> float:
-        """tau of a Pattention in a step counted from 0, led linearly from its old to its new value."""
-        before, after = self.score_scales[name]
-        return before + (after - before) * min(step / self.anneal_steps, 1.0)
+OPTIMIZER_FILE = "optimizer.pt"
+"""Where a checkpoint keeps the optimizer's state."""
 
 
 def grow_for_stage(
@@ -60,18 +41,19 @@ def grow_for_stage(
         ValueError: With the rule, the value and the remedy; the model is then unchanged.
     """
     before = {name: module.num_tokens for name, _, module in pattentions(model)}
-    anneal = options.score_scale == "anneal"
+    moving = options.score_scale in ("anneal", "share")  # during the stage; growth itself holds tau
+    _check_shares(model, options)
     report = grow(
         model,
         init=options.init,
-        score_scale="hold" if anneal else options.score_scale,
+        score_scale="hold" if moving else options.score_scale,
         layers=options.layers,
         optimizer=optimizer,
         seed=seed,
         offset_std=options.offset_std,
         **options.sizes(),
     )
-    state = GrowthState(anneal_steps=options.anneal_steps or 0)
+    state = GrowthState(anneal_steps=options.anneal_steps or 0, share_every=options.share_every or 0)
     fresh = options.optimizer == "fresh" or options.init == "reference"
     if fresh:
         optimizer.state.clear()
@@ -84,9 +66,12 @@ def grow_for_stage(
                 rows += options.noise * torch.randn(rows.shape, generator=generator).to(rows)
         if module.num_tokens == old:
             continue
-        if anneal and module.score_scale is not None:
-            target = default_score_scale(module.score, module.num_tokens)
-            state.score_scales[name] = [float(module.score_scale), float(target or 0.0)]
+        if moving and module.score_scale is not None:
+            tau, target = float(module.score_scale), default_score_scale(module.score, module.num_tokens)
+            if options.score_scale == "anneal":
+                state.score_scales[name] = [tau, float(target or 0.0)]
+            else:
+                state.shares[name] = [tau, old]
         for part in PARTS:
             kept = optimizer.state.get(getattr(module, part), {})
             born = float(kept["step"]) if options.correct_new_rows and "step" in kept else None
@@ -97,7 +82,7 @@ def grow_for_stage(
     return report, state
 
 
-def grow_before_training(trainer: Any, options: GrowthOptions, checkpoint: Path | None, report: Path) -> None:
+def grow_before_training(trainer: Any, options: GrowthOptions, checkpoint: Path | None, report: Path) -> GrowthReport:
     """Grow the model of a stage that is about to begin, with the optimizer of the stage before.
 
     Args:
@@ -105,16 +90,56 @@ def grow_before_training(trainer: Any, options: GrowthOptions, checkpoint: Path 
         options: Of the growth.
         checkpoint: The last of the stage before, whose optimizer state goes along; None for a fresh start.
         report: Where the report is written.
+
+    Returns:
+        The report.
     """
     optimizer = trainer.create_optimizer()
-    if checkpoint is not None and options.optimizer == "carry" and options.init != "reference":
-        saved = torch.load(checkpoint / "optimizer.pt", map_location="cpu", weights_only=True)
-        # the groups stay this stage's own: its learning rate, decay and betas
-        optimizer.load_state_dict({**optimizer.state_dict(), "state": saved["state"]})
+    if checkpoint is not None and options.carries_optimizer:
+        carried = load_optimizer(checkpoint, trainer.model)
+        if carried is not None:
+            # the groups stay this stage's own: its learning rate, decay and betas
+            optimizer.load_state_dict({**optimizer.state_dict(), "state": carried.state_dict()["state"]})
     seed = trainer.plan.seed + trainer.plan.index
     grown, state = grow_for_stage(trainer.model, optimizer, options, seed=seed)
     trainer.progress.growth = state.to_dict()
     write_json(report, grown.to_dict())
+    return grown
+
+
+def load_optimizer(folder: Path, model: PreTrainedModel) -> torch.optim.Optimizer | None:
+    """The optimizer that a training checkpoint holds, its groups as the trainer makes them.
+
+    Args:
+        folder: Of the checkpoint.
+        model: Loaded from it.
+
+    Returns:
+        AdamW with its state, or None where there is none.
+
+    Raises:
+        ValueError: The state is not of this model.
+    """
+    if not (folder / OPTIMIZER_FILE).is_file():
+        return None
+    decayed = set(decayed_parameters(model))
+    named = list(model.named_parameters())
+    groups = [{"params": [p for n, p in named if (n in decayed) is wanted]} for wanted in (True, False)]
+    optimizer = torch.optim.AdamW(groups)
+    saved = torch.load(folder / OPTIMIZER_FILE, map_location="cpu", weights_only=True)
+    try:
+        optimizer.load_state_dict(saved)
+        for name, parameter in named:
+            for key, value in optimizer.state.get(parameter, {}).items():
+                if value.numel() > 1 and value.shape != parameter.shape:
+                    raise ValueError(
+                        f"{key} of {name} has shape {tuple(value.shape)}, the parameter {tuple(parameter.shape)}"
+                    )
+    except ValueError as error:
+        raise ValueError(
+            f"{folder / OPTIMIZER_FILE} is not of this model ({error}); remove it to go on without"
+        ) from None
+    return optimizer
 
 
 def rehearse_growth(recipe: Recipe, model: PreTrainedModel) -> None:
@@ -127,7 +152,9 @@ def rehearse_growth(recipe: Recipe, model: PreTrainedModel) -> None:
     Raises:
         ValueError: Naming the stage and what cannot be.
     """
-    copy = None
+    copy, first = None, recipe.stages[0].growth
+    if first is not None and first.carries_optimizer and "checkpoint" in recipe.model:
+        load_optimizer(Path(recipe.model["checkpoint"]), model)
     for number, stage in enumerate(recipe.stages):
         if stage.growth is None:
             continue
@@ -156,14 +183,15 @@ def keep_rules(optimizer: Optimizer, model: PreTrainedModel, state: GrowthState)
     return updates
 
 
-def set_score_scales(model: PreTrainedModel, state: GrowthState, step: int) -> None:
-    """Lead every tau that is being annealed to where it belongs in this step.
+def _check_shares(model: PreTrainedModel, options: GrowthOptions) -> None:
+    """Refuse to follow a share of a norm that the scores do not have.
 
-    Args:
-        model: After growth.
-        state: Of the growth.
-        step: Of the stage, from 0.
+    Raises:
+        ValueError: With the score and the remedy.
     """
-    for name, _, module in pattentions(model):
-        if name in state.score_scales and module.score_scale is not None:
-            module.score_scale.data.fill_(state.score_scale_at(name, step))
+    others = {module.score for _, _, module in pattentions(model)} - {"l2_norm_gelu", "gelu_l2_norm"}
+    if options.score_scale == "share" and others:
+        raise ValueError(
+            "score_scale: share follows the new tokens' share of ||A||^2, which only the L2 scores have; this model's "
+            f"is {sorted(others)[0]}, so choose another score_scale"
+        )

@@ -12,21 +12,6 @@ PositiveNumber = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 Decay = Annotated[float, Field(ge=0, lt=1)]
 Rate = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-SIZES = (
-    "num_attention_tokens",
-    "num_output_tokens",
-    "num_feed_forward_tokens",
-    "num_hidden_layers",
-    "intermediate_size",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "head_dim",
-    "hidden_size",
-)
-
-
-"""Config fields that a growth may set."""
-
 GROWING = (
     "num_attention_tokens",
     "num_output_tokens",
@@ -181,10 +166,13 @@ class GrowthOptions(Options):
     init: Literal["exact", "replicate", "random", "reference", "net2net", "hypercloning"] = Field(
         "exact", description="How the new parameters start."
     )
-    score_scale: Literal["hold", "count", "anneal"] | None = Field(
-        None, description="What becomes of tau: held, set by the new count, or led there over anneal_steps."
+    score_scale: Literal["hold", "count", "anneal", "share"] | None = Field(
+        None,
+        description="What becomes of tau: held, set by the new count, led there over anneal_steps, or following the "
+        "new tokens' share of the scores' squared norm.",
     )
     anneal_steps: PositiveInt | None = Field(None, description="Steps of score_scale: anneal.")
+    share_every: PositiveInt | None = Field(None, description="Steps between measurements of score_scale: share.")
     offset_std: Rate = Field(1.0, description="Size of replicate's offsets, over the values' standard deviation.")
     optimizer: Literal["carry", "fresh"] = Field("carry", description="Whether the optimizer's state goes along.")
     correct_new_rows: bool = Field(True, description="Correct Adam's bias of new rows by their own step count.")
@@ -197,9 +185,15 @@ class GrowthOptions(Options):
         """At least one size, and a length for an annealing that is asked for."""
         if not self.sizes():
             raise ValueError(f"names no size; give at least one of {', '.join(GROWING)}")
-        if (self.score_scale == "anneal") != (self.anneal_steps is not None):
-            raise ValueError("needs anneal_steps and score_scale: anneal together; give both or neither")
+        for rule, needed in (("anneal", "anneal_steps"), ("share", "share_every")):
+            if (self.score_scale == rule) != (getattr(self, needed) is not None):
+                raise ValueError(f"needs {needed} and score_scale: {rule} together; give both or neither")
         return self
+
+    @property
+    def carries_optimizer(self) -> bool:
+        """Whether the optimizer's state goes along; the official growth drops it."""
+        return self.optimizer == "carry" and self.init != "reference"
 
     def sizes(self) -> dict[str, Any]:
         """The config fields that grow."""

@@ -11,11 +11,10 @@ from transformers import PreTrainedModel
 
 from gnomon.growth.report import GrowthReport, gap, probe_batch, probe_outputs, tolerance
 from gnomon.training.checkpoints import publish
-from gnomon.training.optimization import decayed_parameters
+from gnomon.training.growth import OPTIMIZER_FILE, load_optimizer
 from gnomon.training.preparation import load_checkpoint
 from gnomon.training.records import read_json, write_json
 
-OPTIMIZER_FILE = "optimizer.pt"
 REPORT_FILE = "growth.json"
 COPIED = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "generation_config.json")
 
@@ -65,35 +64,6 @@ def change_checkpoint(source: Path, output: Path, change: Change) -> tuple[Growt
             torch.save(narrowed(optimizer.state_dict()), folder / OPTIMIZER_FILE)
         write_json(folder / REPORT_FILE, summary)
     return report, summary
-
-
-def load_optimizer(folder: Path, model: PreTrainedModel) -> torch.optim.Optimizer | None:
-    """The optimizer that a training checkpoint holds, its groups as the trainer makes them.
-
-    Args:
-        folder: of the checkpoint.
-        model: loaded from it.
-
-    Returns:
-        AdamW with its state, or None where there is none.
-
-    Raises:
-        ValueError: The state is not of this model.
-    """
-    if not (folder / OPTIMIZER_FILE).is_file():
-        return None
-    decayed = set(decayed_parameters(model))
-    named = list(model.named_parameters())
-    groups = [{"params": [p for n, p in named if (n in decayed) is wanted]} for wanted in (True, False)]
-    optimizer = torch.optim.AdamW(groups)
-    saved = torch.load(folder / OPTIMIZER_FILE, map_location="cpu", weights_only=True)
-    try:
-        optimizer.load_state_dict(saved)
-    except ValueError as error:
-        raise ValueError(
-            f"{folder / OPTIMIZER_FILE} is not of this model ({error}); remove it to go on without"
-        ) from None
-    return optimizer
 
 
 def narrowed(state: dict[str, Any]) -> dict[str, Any]:

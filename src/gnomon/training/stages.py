@@ -140,8 +140,11 @@ def _run_stage(
     )
     growth = prepared.recipe.stages[index].growth
     if growth is not None and checkpoint is None:
-        before = newest_complete(folder.stage(index - 1)) if ledger else None
-        grow_before_training(trainer, growth, before, folder.growth(index))
+        given = prepared.recipe.model.get("checkpoint")
+        before = newest_complete(folder.stage(index - 1)) if ledger else given and Path(given)
+        report = grow_before_training(trainer, growth, before, folder.growth(index))
+        if display is not None:
+            display.announce(report.summary())
     # Trainer would train one step more when it resumes at the last one.
     if done < plan.max_steps:
         try:

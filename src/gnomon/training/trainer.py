@@ -13,7 +13,8 @@ from transformers.trainer_callback import PrinterCallback
 
 from gnomon.evaluation.language_model import LanguageModelScore
 from gnomon.training.checkpoints import publish, rotate, seal
-from gnomon.training.growth import GrowthState, keep_rules, set_score_scales
+from gnomon.training.growth import keep_rules
+from gnomon.training.growth_state import GrowthState
 from gnomon.training.optimization import EpochSampler, build_schedule, decayed_parameters
 from gnomon.training.options import TrainingOptions
 from gnomon.training.progress import DivergenceError, Progress, StagePlan, Stopwatch
@@ -97,8 +98,12 @@ class StageTrainer(Trainer):
         return 0
 
     def get_batch_samples(self, *args: Any) -> tuple[list[Any], Any]:
-        """Fetch a step's batches, and note how many tokens they hold."""
+        """Fetch a step's batches, note how many tokens they hold, and set the score scales of a growth for them."""
         batches, num_items = super().get_batch_samples(*args)
+        if self.progress.growth is not None:
+            growth = GrowthState(**self.progress.growth)
+            growth.anneal(self.model, self.state.global_step)
+            growth.follow(self.model, self.state.global_step, batches)
         self._step_loss = 0.0
         self._step_tokens = sum(
             int(batch["attention_mask"].sum()) if "attention_mask" in batch else batch["input_ids"].numel()
@@ -237,12 +242,6 @@ class _Bookkeeper(TrainerCallback):
             optimizer = getattr(trainer.optimizer, "optimizer", trainer.optimizer)  # accelerate wraps it
             keep_rules(optimizer, trainer.model, GrowthState(**trainer.progress.growth))
         trainer.stopwatch.start()
-
-    def on_step_begin(self, args: TrainingArguments, state: TrainerState, *_: Any, **kwargs: Any) -> None:
-        """Lead the score scales of a growth to where they belong in this step."""
-        growth = self.trainer.progress.growth
-        if growth is not None and growth["score_scales"]:
-            set_score_scales(self.trainer.model, GrowthState(**growth), state.global_step)
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Book the step; the last one is always logged, and an interrupt saves and stops."""
