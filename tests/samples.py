@@ -35,22 +35,47 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "narrow heads": {**TINY, "head_dim": 6, "rope_parameters": {"partial_rotary_factor": 1.0}},
     "linear": LINEAR,
     "linear with biases": {**LINEAR, "use_bias": True},
+    "parallel residual": {**LINEAR, "use_bias": True, "use_parallel_residual": True},
     "gated": {**LINEAR, "feed_forward": "glu", "hidden_act": "silu", "norm": "rms", "num_key_value_heads": 1},
     "linear attention": {**BASE, "projection": "linear", "feed_forward": "pattention", "num_feed_forward_tokens": 48},
     "linear feed-forward": {**TINY, "num_feed_forward_tokens": None, "feed_forward": "mlp", "intermediate_size": 80},
 }
 """Configurations that differ from the tiny one in what a model is made of."""
 
+PLACEMENTS = ("post", "deep", "sub", "peri", "normformer")
+PLACED = {
+    f"{placement}, {name}": {**fields, "norm_placement": placement}
+    for placement in PLACEMENTS
+    for name, fields in (("tokens", TINY), ("linear", LINEAR))
+}
+"""Every norm placement but `pre`, with each projection."""
+
+POSITIONED = {
+    "xpos": {**TINY, "positions": "xpos"},
+    "learned positions": {**LINEAR, "positions": "learned", "max_position_embeddings": 20, "position_offset": 2},
+    "sinusoidal positions": {**TINY, "positions": "sinusoidal", "scale_embedding": True},
+    "relative bias": {**LINEAR, "positions": "relative_bias", "relative_attention_num_buckets": 8},
+    "alibi": {**TINY, "positions": "alibi"},
+}
+"""Every position scheme but rotary and none."""
+
+VARIANTS |= PLACED | POSITIONED
+
 
 def build(cls: type, fields: dict[str, Any], *, factor: float = 4.0, seed: int = 0):
-    """A model in evaluation mode with its fresh parameters times a factor: at std 0.02 a missing mask goes unseen."""
+    """A model in evaluation mode with its fresh weights times a factor: at std 0.02 a missing mask goes unseen.
+
+    Norms and biases stay as they are, and so do Xavier's weights, which are nine times as large at these widths:
+    more would amplify rounding beyond all bounds.
+    """
     from gnomon import GnomonConfig
 
     torch.manual_seed(seed)
     model = cls(GnomonConfig(**fields)).eval()
+    factor = 1.0 if model.config.initialization in ("magneto", "deepnet") else factor
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            if not name.endswith("score_scale"):
+            if parameter.dim() > 1 and not name.endswith("score_scale"):
                 parameter.mul_(factor)
     return model
 

@@ -126,6 +126,7 @@ def build_block(config: GnomonConfig, layer: int) -> GnomonBlock:
         "attention_residual": residual("attention"),
         "feed_forward": _feed_forward(config, layer, rule),
         "feed_forward_residual": residual("feed_forward"),
+        "is_parallel": config.use_parallel_residual,
     }
     if is_decoder and config.is_encoder_decoder:
         parts["cross_attention"] = build_attention(config, layer, index, rule, is_causal=False, is_cross=True)

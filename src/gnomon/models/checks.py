@@ -108,6 +108,12 @@ def _check_sides(config: Any) -> None:
 
 def _check_placement(config: Any) -> None:
     has_inner_norm(config.norm_placement, config.feed_forward, config.score)
+    if config.use_parallel_residual and (PLACEMENTS[config.norm_placement].outer or config.is_encoder_decoder):
+        where = "an encoder-decoder" if config.is_encoder_decoder else f"norm_placement {config.norm_placement}"
+        raise ValueError(
+            "use_parallel_residual needs a single stack whose norms stand before the sublayers (norm_placement pre, "
+            f"sub, peri or normformer); got {where}: leave it at false"
+        )
     for placement, own in PLACEMENT_INITIALIZATIONS.items():
         if config.initialization == own and config.norm_placement != placement:
             raise ValueError(

@@ -87,6 +87,7 @@ class GnomonConfig(PreTrainedConfig):
         norm_eps: added to the variance.
         residual_scale: DeepNorm's alpha ([encoder's, decoder's] for a pair) where it is not what follows from the
             depth; growth in depth holds it.
+        use_parallel_residual: attention and feed-forward layer of a block see the same stream (GPT-NeoX's form).
         initialization: rule of `gnomon.nn.initialization`; follows norm placement and projection if unset.
         initialization_flavor: of `magneto` and `deepnet`: the papers' or torchscale's.
         initializer_range: the standard deviation that `tokenformer` and `normal` start from.
@@ -146,6 +147,7 @@ class GnomonConfig(PreTrainedConfig):
     final_norm: str | None = _D["final_norm"]
     norm_eps: float = _D["norm_eps"]
     residual_scale: float | list | None = _D["residual_scale"]
+    use_parallel_residual: bool = _D["use_parallel_residual"]
     initialization: str | None = _D["initialization"]
     initialization_flavor: str = _D["initialization_flavor"]
     initializer_range: float = _D["initializer_range"]

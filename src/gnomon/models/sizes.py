@@ -30,6 +30,7 @@ DEFAULTS: dict[str, Any] = {
     "final_norm": None,
     "norm_eps": 1e-5,
     "residual_scale": None,
+    "use_parallel_residual": False,
     "initialization": None,
     "initialization_flavor": "paper",
     "initializer_range": 0.02,

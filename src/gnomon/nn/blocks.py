@@ -85,7 +85,10 @@ class Block(nn.Module):
 
         X' = X + MHA(LN(X)),   X'' = X' + FFN(LN(X'))     (in the pre-norm placement)
 
-    Source: TF section 3.2; MG section 2 for the cross-attention in between.
+        X' = X + MHA(LN(X)) + FFN(LN'(X))                 (with a parallel residual)
+
+    Source: TF section 3.2; MG section 2 for the cross-attention in between; GPT-NeoX-20B (arXiv 2204.06745), section
+    2.1, for the parallel form.
 
     Args:
         attention: the attention layer.
@@ -94,6 +97,7 @@ class Block(nn.Module):
         feed_forward_residual: how the feed-forward layer joins it.
         cross_attention: the attention to a memory, or None.
         cross_attention_residual: how that joins the stream.
+        is_parallel: the feed-forward layer sees the stream as the attention does, before it.
     """
 
     def __init__(
@@ -105,6 +109,7 @@ class Block(nn.Module):
         feed_forward_residual: Residual,
         cross_attention: Attention | None = None,
         cross_attention_residual: Residual | None = None,
+        is_parallel: bool = False,
     ) -> None:
         super().__init__()
         self.attention = attention
@@ -113,6 +118,7 @@ class Block(nn.Module):
         self.feed_forward_residual = feed_forward_residual
         self.cross_attention = cross_attention
         self.cross_attention_residual = cross_attention_residual
+        self.is_parallel = is_parallel
 
     def forward(
         self,
@@ -138,6 +144,7 @@ class Block(nn.Module):
         Returns:
             The residual stream after all sublayers.
         """
+        before = x
         attended, _ = self.attention(
             self.attention_residual.before(x), mask=mask, positions=positions, cache=cache, **kwargs
         )
@@ -148,5 +155,6 @@ class Block(nn.Module):
                 self.cross_attention_residual.before(x), memory=memory, mask=memory_mask, cache=kept, **kwargs
             )
             x = self.cross_attention_residual(x, attended)
-        output: Tensor = self.feed_forward_residual(x, self.feed_forward(self.feed_forward_residual.before(x)))
+        seen = before if self.is_parallel else x
+        output: Tensor = self.feed_forward_residual(x, self.feed_forward(self.feed_forward_residual.before(seen)))
         return output
