@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 END_OF_TEXT = "<|endoftext|>"
 """What ends a document in a bare tokenizer file (GPT-NeoX's and GPT-2's), which names no special tokens itself."""
 
+GENERATION = "generation_config.json"
 VOCABULARIES = (*TOKENIZER_FILES, "vocab.json", "tokenizer.model")
 """A folder with one of these holds a tokenizer."""
 
@@ -62,6 +63,8 @@ def convert(
     gnomon convert tokenformer pytorch_model.bin converted --config 150M.yml --tokenizer 20B_tokenizer.json
 
     gnomon convert converted official --to tokenformer
+
+    gnomon convert gpt-neox pythia-70m ours
     """
     if to is None:
         if len(arguments) != 3:
@@ -105,6 +108,8 @@ def read_foreign(
         FileExistsError: The output exists.
     """
     refuse_existing(output)
+    from transformers import GenerationConfig
+
     from gnomon.convert.files import read_weights
     from gnomon.convert.vocabulary import never_sample_padding_rows
     from gnomon.training.checkpoints import publish
@@ -120,6 +125,8 @@ def read_foreign(
             f"the tokenizer has {len(words)} ids, but the weights have {model.config.vocab_size} rows: "
             "name the tokenizer that the model was trained with."
         )
+    if form.is_hub_folder and (source / GENERATION).is_file():
+        model.generation_config = GenerationConfig.from_pretrained(source)
     if token_ids is not None or words is not None:
         never_sample_padding_rows(model, token_ids or len(words))
     if words is not None:
@@ -156,6 +163,8 @@ def write_foreign(form: Format, checkpoint: Path, output: Path) -> None:
         else:
             torch.save(weights, folder / form.weights)
         write_json(folder / form.settings, settings | ({"dtype": named} if form.is_hub_folder else {}))
+        if form.is_hub_folder:
+            model.generation_config.save_pretrained(folder)
         if words is not None:
             words.save_pretrained(folder)
 

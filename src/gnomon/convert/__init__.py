@@ -6,12 +6,28 @@ from typing import TYPE_CHECKING, Any
 from gnomon.convert.formats import FORMATS
 
 if TYPE_CHECKING:
+    from gnomon.convert.bitnet import from_bitnet, to_bitnet
+    from gnomon.convert.gpt2 import from_gpt2, to_gpt2
+    from gnomon.convert.gpt_neox import from_gpt_neox, to_gpt_neox
+    from gnomon.convert.kosmos2 import from_kosmos2, to_kosmos2
     from gnomon.convert.tokenformer import from_tokenformer, to_tokenformer
 
 _PUBLIC = {f"{way}_{form.word}": form.word for form in FORMATS.values() for way in ("from", "to")}
 """Function -> its room; the rooms need torch, which the command line's help must not import."""
 
-__all__ = ["FORMATS", "from_tokenformer", "to_tokenformer"]
+__all__ = [
+    "FORMATS",
+    "from_bitnet",
+    "from_gpt2",
+    "from_gpt_neox",
+    "from_kosmos2",
+    "from_tokenformer",
+    "to_bitnet",
+    "to_gpt2",
+    "to_gpt_neox",
+    "to_kosmos2",
+    "to_tokenformer",
+]
 
 
 def __getattr__(name: str) -> Any:

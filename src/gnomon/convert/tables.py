@@ -46,6 +46,8 @@ class Layout:
         prefix: of the foreign names; it is put in front where a file leaves it out.
         passed_over: names of buffers that hold no trained numbers.
         first_layer: what `{layer}` starts from in foreign names.
+        stacks: of two stacks: the word that counts a stack's layers in names, as `{layer}` does those of a single one
+            -> the foreign configuration's key for their number, and our field.
     """
 
     project: str
@@ -56,31 +58,40 @@ class Layout:
     prefix: str = ""
     passed_over: str = r"rotary_emb\.inv_freq$"
     first_layer: int = 0
+    stacks: Mapping[str, tuple[str, str]] = field(default_factory=dict)
 
     def rows(self, model: PreTrainedModel) -> dict[str, Parts]:
         """The table for one model: foreign name -> the model's parameters."""
         ours, rows = dict(model.named_parameters()), {}
-        for name, parts in self.expand(model.config.num_hidden_layers).items():
+        for name, parts in self.expand(**self.num_in(model.config)).items():
             if all(part in ours for part in parts.names):
                 rows[name] = parts
         assert {part for parts in rows.values() for part in parts.names} >= {n for n in ours if "score_scale" not in n}
         return rows
 
-    def expand(self, num_layers: int) -> dict[str, Parts]:
+    def num_in(self, config: GnomonConfig) -> dict[str, int]:
+        """How many layers each word of the table counts."""
+        return {"layer": config.num_hidden_layers} | {
+            word: getattr(config, ours) or 0 for word, (_, ours) in self.stacks.items()
+        }
+
+    def expand(self, layer: int, **stacks: int) -> dict[str, Parts]:
         """The table with every layer's names written out.
 
         Args:
-            num_layers: L.
+            layer: L.
+            stacks: layers of each stack, where there are two.
 
         Returns:
             Foreign name -> parts.
         """
-        rows = {}
+        rows, counts = {}, {"layer": layer, **stacks}
         for foreign, ours in self.names.items():
             parts = Parts((ours,)) if isinstance(ours, str) else ours
-            for layer in range(num_layers) if "{layer}" in foreign else (0,):
-                places = tuple(name.format(layer=layer) for name in parts.names)
-                name = foreign.format(layer=layer + self.first_layer, last=num_layers + 3)
+            word = next((word for word in counts if f"{{{word}}}" in foreign), "")
+            for index in range(counts.get(word, 1)):
+                places = tuple(name.format(**{word: index}) for name in parts.names)
+                name = foreign.format(**{word: index + self.first_layer}, last=layer + 3)
                 rows[name] = Parts(places, parts.split, parts.join)
         return rows
 
@@ -120,7 +131,7 @@ class Layout:
         with torch.device("meta"):
             expected = self.write(model_class(config))
         given = self.named(state_dict, expected)
-        self.check_layers(given, config.num_hidden_layers)
+        self.check_layers(given, config)
         self.check(given, expected)
         model = model_class(config)
         targets = dict(model.named_parameters())
@@ -140,7 +151,7 @@ class Layout:
         for name, tensor in state_dict.items():
             if re.search(self.passed_over, name):
                 continue
-            if name not in expected and name not in self.copies and self.prefix and not name.startswith(self.prefix):
+            if name not in expected and self.prefix + name in expected:
                 name = self.prefix + name
             while name not in expected and name in self.copies:
                 name = self.copies[name]
@@ -152,20 +163,23 @@ class Layout:
             given[name] = tensor
         return given
 
-    def check_layers(self, given: Mapping[str, Tensor], num_layers: int) -> None:
+    def check_layers(self, given: Mapping[str, Tensor], config: GnomonConfig) -> None:
         """Refuse a configuration with another number of layers than the weights have.
 
         Raises:
             ValueError: with both numbers.
         """
-        patterns = [re.escape(name).replace(r"\{layer\}", r"(\d+)") + "$" for name in self.names if "{layer}" in name]
-        found = {int(match[1]) for name in given for pattern in patterns if (match := re.match(pattern, name))}
-        layers = len(found)
-        if found and found == set(range(self.first_layer, self.first_layer + layers)) and layers != num_layers:
-            raise ValueError(
-                f"{self.num_layers} is {num_layers} in the configuration, but the {self.project} weights have "
-                f"{layers} layers: use the configuration that belongs to them"
-            )
+        keys = {"layer": self.num_layers} | {word: key for word, (key, _) in self.stacks.items()}
+        for word, wanted in self.num_in(config).items():
+            blank = re.escape(f"{{{word}}}")
+            patterns = [re.escape(name).replace(blank, r"(\d+)") + "$" for name in self.names if f"{{{word}}}" in name]
+            found = {int(match[1]) for name in given for pattern in patterns if (match := re.match(pattern, name))}
+            layers = len(found)
+            if found and found == set(range(self.first_layer, self.first_layer + layers)) and layers != wanted:
+                raise ValueError(
+                    f"{keys[word]} is {wanted} in the configuration, but the {self.project} weights have "
+                    f"{layers} layers: use the configuration that belongs to them"
+                )
 
     def check(self, given: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
         """Refuse tensors that are missing, left over, of another shape or of another kind.
@@ -205,7 +219,7 @@ class Layout:
             ValueError: with the configuration's key and both numbers.
         """
         for key, (pattern, axis) in self.sizes.items():
-            name = pattern.format(layer=self.first_layer)
+            name = pattern.format(**dict.fromkeys(("layer", *self.stacks), self.first_layer))
             if name in expected and given[name].dim() == expected[name].dim():
                 wanted, found = expected[name].shape[axis], given[name].shape[axis]
                 if wanted != found:

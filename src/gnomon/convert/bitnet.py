@@ -1,0 +1,140 @@
+"""BitNet's architecture as transformers stores it, with plain weights: a Sub-LN model of RMS norms and gated units."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+from transformers import BitNetConfig
+
+from gnomon.convert.hub import Settings
+from gnomon.convert.tables import Layout
+from gnomon.models.config import GnomonConfig
+from gnomon.models.text import GnomonForCausalLM
+
+LAYER, OURS = "model.layers.{layer}", "model.layers.{layer}"
+
+LAYOUT = Layout(
+    project="BitNet",
+    names={
+        "model.embed_tokens.weight": "model.embed_tokens.weight",
+        f"{LAYER}.self_attn.q_proj.weight": f"{OURS}.attention.query.weight",
+        f"{LAYER}.self_attn.k_proj.weight": f"{OURS}.attention.key.weight",
+        f"{LAYER}.self_attn.v_proj.weight": f"{OURS}.attention.value.weight",
+        f"{LAYER}.self_attn.o_proj.weight": f"{OURS}.attention.output.weight",
+        f"{LAYER}.self_attn.attn_sub_norm.weight": f"{OURS}.attention.inner_norm.weight",
+        f"{LAYER}.mlp.gate_proj.weight": f"{OURS}.feed_forward.gate.weight",
+        f"{LAYER}.mlp.up_proj.weight": f"{OURS}.feed_forward.up.weight",
+        f"{LAYER}.mlp.down_proj.weight": f"{OURS}.feed_forward.down.weight",
+        f"{LAYER}.mlp.ffn_sub_norm.weight": f"{OURS}.feed_forward.inner_norm.weight",
+        f"{LAYER}.input_layernorm.weight": f"{OURS}.attention_residual.before.weight",
+        f"{LAYER}.post_attention_layernorm.weight": f"{OURS}.feed_forward_residual.before.weight",
+        "model.norm.weight": "model.norm.weight",
+        "lm_head.weight": "lm_head.weight",
+    },
+    num_layers="num_hidden_layers",
+    sizes={
+        "vocab_size": ("model.embed_tokens.weight", 0),
+        "hidden_size": ("model.embed_tokens.weight", 1),
+        "intermediate_size": (f"{LAYER}.mlp.gate_proj.weight", 0),
+    },
+    copies={"lm_head.weight": "model.embed_tokens.weight"},
+    prefix="model.",
+)
+
+SETTINGS = Settings(
+    project="BitNet",
+    config_class=BitNetConfig,
+    architecture="BitNetForCausalLM",
+    keys={
+        "vocab_size": "vocab_size",
+        "hidden_size": "hidden_size",
+        "num_hidden_layers": "num_hidden_layers",
+        "num_attention_heads": "num_attention_heads",
+        "num_key_value_heads": "num_key_value_heads",
+        "intermediate_size": "intermediate_size",
+        "attention_dropout": "attention_dropout",
+        "max_position_embeddings": "max_position_embeddings",
+        "initializer_range": "initializer_range",
+        "rms_norm_eps": "norm_eps",
+        "tie_word_embeddings": "tie_word_embeddings",
+        "use_cache": "use_cache",
+        "bos_token_id": "bos_token_id",
+        "eos_token_id": "eos_token_id",
+        "pad_token_id": "pad_token_id",
+    },
+    activation="hidden_act",
+    ours={
+        "projection": "linear",
+        "feed_forward": "glu",
+        "norm_placement": "sub",
+        "norm": "rms",
+        "final_norm": "rms",
+        "positions": "rotary",
+        "use_bias": False,
+        "scale_embedding": False,
+        "use_parallel_residual": False,
+        "hidden_dropout": 0.0,
+    },
+    theirs={"attention_bias": False},
+    rotary=True,
+)
+
+
+def from_bitnet(state_dict: Mapping[str, Tensor], config: Mapping[str, Any]) -> GnomonForCausalLM:
+    """Build our model from a BitNet checkpoint with plain weights.
+
+    Args:
+        state_dict: tensors by transformers' names, of any floating dtype.
+        config: the mapping of its config.json.
+
+    Returns:
+        The model in float32 and in evaluation mode.
+
+    Raises:
+        ValueError: for quantized weights, names that are missing or left over, shapes that contradict the
+            configuration, or a configuration that asks for what our models do not have.
+    """
+    if packed := next((name for name in state_dict if name.endswith("weight_scale")), None):
+        raise ValueError(
+            f"{packed} belongs to packed ternary weights, and quantized weights cannot be converted: take the "
+            "checkpoint with plain floating-point weights"
+        )
+    return LAYOUT.read(state_dict, SETTINGS.read(config), GnomonForCausalLM)
+
+
+def to_bitnet(model: GnomonForCausalLM) -> dict[str, Tensor]:
+    """Write our model as a BitNet checkpoint with plain weights, the model's own numbers bit for bit.
+
+    Args:
+        model: a linear Sub-LN model with RMS norms, gated feed-forward layers and rotary positions.
+
+    Returns:
+        Tensors by transformers' names.
+
+    Raises:
+        ValueError: when BitNet cannot be such a model.
+    """
+    config_to_bitnet(model.config)
+    return LAYOUT.write(model)
+
+
+def config_to_bitnet(config: GnomonConfig) -> dict[str, Any]:
+    """The config.json that belongs to `to_bitnet`.
+
+    Args:
+        config: of our model.
+
+    Returns:
+        The mapping.
+
+    Raises:
+        ValueError: when BitNet cannot be such a model.
+    """
+    written = SETTINGS.write(config)
+    share = written["rope_parameters"].pop("partial_rotary_factor")
+    if share != 1.0:
+        raise ValueError(f"the BitNet layout turns whole heads, partial_rotary_factor 1.0; this model has {share}")
+    return written
+
+
+__all__ = ["config_to_bitnet", "from_bitnet", "to_bitnet"]
