@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional as F
 
-from gnomon.data.optional import import_optional
+from gnomon.optional import import_optional
 
 GROUP_SIZE = 8
 """So many images of a batch share the operations of one draw of RandAugment; their strengths differ in sign."""

@@ -11,7 +11,7 @@ import wave
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gnomon.data.optional import import_optional
+from gnomon.optional import import_optional
 
 if TYPE_CHECKING:
     import numpy as np

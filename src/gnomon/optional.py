@@ -21,7 +21,7 @@ def import_optional(module: str, extra: str, *, system: str = "") -> ModuleType:
 
     >>> import_optional("no_such_module", "speech")
     Traceback (most recent call last):
-    gnomon.data.optional.MissingPackageError: this needs the Python package no_such_module, which is not installed: \
+    gnomon.optional.MissingPackageError: this needs the Python package no_such_module, which is not installed: \
 run pip install 'gnomon[speech]'
     """
     try:
