@@ -168,12 +168,13 @@ def run_both(prepared: Preparation, *, rounds: int) -> TakeTurns:
         if TensorBoardWriter.is_available():
             observers.append(TensorBoardWriter(folder / "tensorboard", 1))
         trainer = StageTrainer(
+            task=prepared.task,
             model=prepared.model,
             options=training,
             plan=StagePlan(0, max_steps, prepared.recipe.seed, folder / "stage-0", folder / "best"),
             train_dataset=prepared.stages[0].train,
             collate=prepared.collator(),
-            tokenizer=prepared.tokenizer,
+            tokenizer=prepared.processor,
             evaluate=_refuse_to_evaluate,
             interrupted=lambda: False,
             progress=Progress(),

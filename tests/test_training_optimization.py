@@ -15,6 +15,7 @@ from gnomon.data.packing import collate
 from gnomon.training.optimization import EpochSampler, decayed_parameters, learning_rate_factor, steps_per_epoch
 from gnomon.training.options import TrainingOptions
 from gnomon.training.progress import Progress, StagePlan
+from gnomon.training.tasks import find_task
 from gnomon.training.trainer import StageTrainer
 from samples import TINY, build, language_model
 
@@ -100,6 +101,7 @@ def first_gradients(rows: list[Any], folder: Path, **training: Any) -> dict[str,
     options = TrainingOptions(max_steps=1, warmup_steps=0, max_grad_norm=None, **training)
     keeper = _Gradients()
     trainer = StageTrainer(
+        task=find_task("language-modeling"),
         model=build(GnomonForCausalLM, TINY, factor=1.0),
         options=options,
         plan=StagePlan(index=0, max_steps=1, seed=0, folder=folder, best_folder=folder / "best"),

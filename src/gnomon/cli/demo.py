@@ -93,10 +93,10 @@ def first_free(folder: Path) -> Path:
 def ngram_losses(data: "DataOptions", tokenizer: "PreTrainedTokenizerBase") -> dict[str, float]:
     """The held-out losses of interpolated n-grams, counted on the same training text with the same tokens."""
     from gnomon.data.packing import pack
-    from gnomon.data.text import load_text
     from gnomon.evaluation.ngrams import NGramModel
+    from gnomon.training.tasks.language_modeling import load
 
-    splits = load_text(**data.model_dump(exclude={"sequence_length"}))
+    splits = load(data)
     seen = pack(splits.train, tokenizer, data.sequence_length).ids
     held_out = pack(splits.validation, tokenizer, data.sequence_length, allow_short=True).ids
     return {name: NGramModel(order, len(tokenizer)).fit(seen).loss(held_out) for name, order in ORDERS.items()}

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import torch
@@ -85,18 +86,30 @@ def steps_per_epoch(num_sequences: int, options: TrainingOptions) -> int:
 class EpochSampler(Sampler[int]):
     """Every sequence once an epoch, in an order that depends on seed, stage and epoch and on nothing else.
 
+    A data set that has `begin_epoch` is told the three numbers as well, so that what it draws at random depends on
+    them too. Where lengths are given, sequences of about the same length stand together, so that little is padded:
+    each `batch_size * CHUNK` of the shuffled sequences are sorted, cut into batches, and the batches shuffled.
+
     Args:
-        size: Number of sequences.
+        dataset: What is sampled; or how many sequences there are.
         seed: The recipe's; a model of another kind sees the same order.
         stage: Number of the stage, so that a second stage does not replay the first.
+        batch_size: Sequences in a forward pass, where the data set has `lengths`.
     """
 
-    def __init__(self, size: int, seed: int, stage: int) -> None:
-        self.size, self.seed, self.stage, self.epoch = size, seed, stage, 0
+    CHUNK = 64
+
+    def __init__(self, dataset: Any, seed: int, stage: int, batch_size: int = 1) -> None:
+        self.size = dataset if isinstance(dataset, int) else len(dataset)
+        self.seed, self.stage, self.epoch = seed, stage, 0
+        self.batch_size, self.lengths = batch_size, getattr(dataset, "lengths", None)
+        self._begin = getattr(dataset, "begin_epoch", None)
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch whose order comes next."""
         self.epoch = epoch
+        if self._begin is not None:
+            self._begin(self.seed, self.stage, epoch)
 
     def __len__(self) -> int:
         return self.size
@@ -104,4 +117,26 @@ class EpochSampler(Sampler[int]):
     def __iter__(self) -> Iterator[int]:
         # numpy mixes the three numbers; torch's generator would read the last 32 bits of one number alone.
         generator = np.random.default_rng([self.seed, self.stage, self.epoch])
-        return iter(generator.permutation(self.size).tolist())
+        order = generator.permutation(self.size)
+        if self.lengths is not None:
+            order = batches_of_equal_length(order, np.asarray(self.lengths), self.batch_size, self.CHUNK, generator)
+        return iter(order.tolist())
+
+
+def batches_of_equal_length(
+    order: np.ndarray, lengths: np.ndarray, batch_size: int, chunk: int, generator: np.random.Generator
+) -> np.ndarray:
+    """Rearrange an order so that runs of `batch_size` have about the same length; the last run may be short.
+
+    >>> lengths = np.array([5, 1, 5, 1, 3])
+    >>> batches_of_equal_length(np.arange(5), lengths, 2, 9, np.random.default_rng(0)).tolist()
+    [0, 2, 1, 3, 4]
+    """
+    parts = []
+    for start in range(0, len(order), batch_size * chunk):
+        part = order[start : start + batch_size * chunk]
+        part = part[np.argsort(-lengths[part], kind="stable")]
+        parts += [part[first : first + batch_size] for first in range(0, len(part), batch_size)]
+    whole = [part for part in parts if len(part) == batch_size]
+    short = [part for part in parts if len(part) < batch_size]
+    return np.concatenate([*(whole[index] for index in generator.permutation(len(whole))), *short])

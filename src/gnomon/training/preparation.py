@@ -1,39 +1,46 @@
 """From a recipe to what training needs, in memory: nothing is written while anything can still be refused."""
 
 import os
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel, PreTrainedTokenizerBase, set_seed
+from transformers import PreTrainedModel, set_seed
 from transformers.utils import is_torch_bf16_gpu_available
 
-from gnomon.data.packing import PackedText, collate, pack
-from gnomon.data.text import load_text
-from gnomon.data.tokenizers import build_tokenizer, load_tokenizer
-from gnomon.evaluation.language_model import LanguageModelScore, Windows, evaluate_language_model
+import gnomon
 from gnomon.models.config import GnomonConfig
-from gnomon.models.text import GnomonForCausalLM
 from gnomon.training.growth import rehearse_growth
 from gnomon.training.optimization import steps_per_epoch
 from gnomon.training.options import DataOptions, Recipe, TrainingOptions
 from gnomon.training.recipe import model_fields
+from gnomon.training.records import read_json
+from gnomon.training.tasks import TASKS, find_task
+from gnomon.training.tasks.task import Collate, Score, Task
+
+ENCODING_KEYS = {"sequence_length", "mask_probability"}
+"""Keys of `data` that say how rows become numbers, not which rows they are."""
+
+COUNTED = {"num_skipped": "skipped_sequences", "num_too_long": "too_long_sequences", "num_truncated": "cut_sequences"}
+"""What a data set may have counted while it was encoded, and what the ledger calls it."""
 
 
 @dataclass(frozen=True)
 class StageData:
-    """A stage's text as ids.
+    """A stage's data, encoded.
 
     Attributes:
         train: What is trained on.
         validation: What is held out.
+        counts: What was left out or cut, of the training side.
     """
 
-    train: PackedText
-    validation: PackedText
+    train: Any
+    validation: Any
+    counts: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -42,13 +49,15 @@ class Preparation:
 
     Attributes:
         recipe: What is to be done.
-        tokenizer: The run's, over all stages.
+        task: What that kind of training means.
+        processor: The run's tokenizer, or what else makes numbers of its data, over all stages.
         stages: Each stage's data; stages with the same data share them.
         model: The model before the first step.
     """
 
     recipe: Recipe
-    tokenizer: PreTrainedTokenizerBase
+    task: Task
+    processor: Any
     stages: list[StageData]
     model: PreTrainedModel
 
@@ -72,61 +81,84 @@ class Preparation:
             "schedule_steps": sum(map(self.max_steps, range(first, last + 1))),
         }
 
-    def collator(self) -> Callable[[list[Any]], dict[str, torch.Tensor]]:
+    def collator(self) -> Collate:
         """What makes a batch of rows."""
-        return partial(collate, pad_token_id=self.tokenizer.pad_token_id or 0)
+        return self.task.collate(self.processor, self.model)
+
+    def evaluator(self, stage: int, *, whole: bool = False) -> Callable[[PreTrainedModel], Score]:
+        """What scores a model on a stage's held-out data: on all of them, or on the part that the recipe asks for."""
+        data, options = self.stages[stage], self.recipe.stages[stage].training
+        return evaluator(data.validation, options, self.task, self.processor, whole=whole)
 
 
 def prepare(recipe: Recipe) -> Preparation:
-    """Load text, build the tokenizer, pack, and build the model.
+    """Load the data, build the tokenizer, encode, and build the model.
 
     Args:
         recipe: A checked recipe.
 
     Raises:
-        ValueError: The text is empty or shorter than a sequence, the tokenizer does not fit, or this machine
+        ValueError: The data are empty or shorter than a sequence, the tokenizer does not fit, or this machine
             cannot compute in the precision asked for.
-        FileNotFoundError: Text, tokenizer or checkpoint are not there.
+        FileNotFoundError: Data, tokenizer or checkpoint are not there.
     """
     _check_machine(recipe)
+    assert recipe.task is not None
+    task = find_task(recipe.task)
     sources = [recipe.stage_data(stage) for stage in range(len(recipe.stages))]
-    texts = {_key(data): load_text(**data.model_dump(exclude={"sequence_length"})) for data in sources}
-    tokenizer = _tokenizer(recipe, texts[_key(sources[0])].train)
-    packed: dict[tuple[str, int], StageData] = {}
+    splits = {_key(data): task.load(data) for data in sources}
+    first = splits[_key(sources[0])].train
+    processor, labels = task.build_processor(recipe, first), task.labels(first)
+    encoded: dict[str, StageData] = {}
     for data in sources:
-        text, length = texts[_key(data)], data.sequence_length
-        if (_key(data), length) not in packed:
-            packed[_key(data), length] = StageData(
-                pack(text.train, tokenizer, length), pack(text.validation, tokenizer, length, allow_short=True)
-            )
-    model = _model(recipe, tokenizer)
-    longest = max(data.sequence_length for data in sources)
+        if (key := data.model_dump_json()) not in encoded:
+            sides = splits[_key(data)]
+            train = task.encode(sides.train, processor, data, labels, True)
+            validation = task.encode(sides.validation, processor, data, labels, False)
+            counts = {name: getattr(train, place) for place, name in COUNTED.items() if hasattr(train, place)}
+            encoded[key] = StageData(train, validation, counts)
+    model = _model(recipe, task, processor, labels)
+    longest = max(data.sequence_length or 0 for data in sources)
     if longest > model.config.max_position_embeddings:
         raise ValueError(
             f"data.sequence_length is {longest}, which must not exceed the model's max_position_embeddings "
             f"{model.config.max_position_embeddings}; lower the one or raise the other."
         )
     rehearse_growth(recipe, model)
-    return Preparation(recipe, tokenizer, [packed[_key(data), data.sequence_length] for data in sources], model)
+    return Preparation(recipe, task, processor, [encoded[data.model_dump_json()] for data in sources], model)
 
 
-def load_checkpoint(folder: Path) -> PreTrainedModel:
+def load_checkpoint(folder: Path, head: str | None = None, **config_fields: Any) -> PreTrainedModel:
     """Load a gnomon checkpoint for training, in float32, and refuse one that lacks a tensor.
+
+    Args:
+        folder: What a run or `save_pretrained` has written.
+        head: The public name of the class to load it into; its own if None. With another head than its own the
+            backbone must be whole, and what the new head has besides starts afresh.
+        config_fields: Configuration fields that change, such as the labels of a new head.
 
     Raises:
         FileNotFoundError: The folder holds no configuration or no weights.
-        ValueError: The tensors are not those of the model.
+        ValueError: The tensors are not those of the model, or the head is not gnomon's.
     """
     for needed, pattern in (("config.json", "config.json"), ("weights (model.safetensors)", "*.safetensors")):
         if not any(folder.glob(pattern)):
             raise FileNotFoundError(
                 f"the checkpoint {folder} has no {needed}; name a folder that a run or save_pretrained has written."
             )
+    own = (read_json(folder / "config.json").get("architectures") or ["GnomonForCausalLM"])[0]
+    wanted = head or own
+    if wanted not in gnomon.__all__:
+        raise ValueError(f"the checkpoint {folder} holds a {wanted}, which is no model of gnomon; name another one.")
+    head_class = getattr(gnomon, wanted)
     model: PreTrainedModel
-    model, report = GnomonForCausalLM.from_pretrained(
-        folder, dtype=torch.float32, local_files_only=True, output_loading_info=True
+    model, report = head_class.from_pretrained(
+        folder, dtype=torch.float32, local_files_only=True, output_loading_info=True, **config_fields
     )
+    backbone = f"{head_class.base_model_prefix}."
     for problem, names in (("lacks", report["missing_keys"]), ("has an unknown", report["unexpected_keys"])):
+        if wanted != own:
+            names = [name for name in names if name.startswith(backbone)]
         if names:
             raise ValueError(
                 f"the checkpoint {folder} {problem} tensor {sorted(names)[0]} ({len(names)} such); "
@@ -135,48 +167,32 @@ def load_checkpoint(folder: Path) -> PreTrainedModel:
     return model
 
 
-def evaluator(windows: PackedText, options: TrainingOptions) -> Callable[[PreTrainedModel], LanguageModelScore]:
-    """What scores a model on held-out text during training, on all of it or on the part that is asked for."""
-    held_out: Windows = windows
-    if options.evaluation_sequences is not None and options.evaluation_sequences < len(windows):
-        held_out = _EvenWindows(windows, options.evaluation_sequences)
-    return partial(_score, windows=held_out, batch_size=options.evaluation_batch_size or options.batch_size)
-
-
-def evaluate_whole(model: PreTrainedModel, windows: PackedText, options: TrainingOptions) -> LanguageModelScore:
-    """Score a model on all the held-out text."""
-    return _score(model, windows=windows, batch_size=options.evaluation_batch_size or options.batch_size)
-
-
-def _score(model: PreTrainedModel, *, windows: Windows, batch_size: int) -> LanguageModelScore:
-    return evaluate_language_model(model, windows, batch_size=batch_size)
-
-
-class _EvenWindows:
-    """Some windows of a text, evenly spread; their bytes and characters are the whole's in proportion.
+def evaluator(
+    rows: Any, options: TrainingOptions, task: Task | None = None, processor: Any = None, *, whole: bool = False
+) -> Callable[[PreTrainedModel], Score]:
+    """What scores a model during training.
 
     Args:
-        windows: All of them.
-        count: How many are taken.
+        rows: Held-out data, encoded for an evaluation.
+        options: Say how many of them are read, and how many at once.
+        task: What they are for; language modeling if None.
+        processor: Their tokenizer, say.
+        whole: Read all of them, whatever the options say.
     """
+    task, count = task or find_task("language-modeling"), options.evaluation_sequences
+    if not whole and count is not None and count < len(rows):
+        rows = task.part(rows, count)
+    batch_size = options.evaluation_batch_size or options.batch_size
+    return partial(_score, task=task, rows=rows, processor=processor, batch_size=batch_size)
 
-    def __init__(self, windows: PackedText, count: int) -> None:
-        self.windows, self.count = windows, count
-        share = count / len(windows)
-        self.num_bytes = max(1, round(windows.num_bytes * share))
-        self.num_characters = max(1, round(windows.num_characters * share))
-        self.num_unknown = round(windows.num_unknown * share)
 
-    def __len__(self) -> int:
-        return self.count
-
-    def __getitem__(self, index: int, /) -> dict[str, torch.Tensor]:
-        return self.windows[index * len(self.windows) // self.count]
+def _score(model: PreTrainedModel, *, task: Task, rows: Any, processor: Any, batch_size: int) -> Score:
+    return task.evaluate(model, rows, processor, batch_size)
 
 
 def _key(data: DataOptions) -> str:
-    """What tells one text from another, whatever it is cut into."""
-    return data.model_dump_json(exclude={"sequence_length"})
+    """What tells one set of data from another, however it is encoded."""
+    return data.model_dump_json(exclude=ENCODING_KEYS)
 
 
 def _check_machine(recipe: Recipe) -> None:
@@ -200,45 +216,41 @@ def _check_machine(recipe: Recipe) -> None:
             )
 
 
-def _tokenizer(recipe: Recipe, documents: dict[str, str]) -> PreTrainedTokenizerBase:
-    """The recipe's tokenizer, or the checkpoint's own; both are compared where there are both."""
-    checkpoint = recipe.model.get("checkpoint")
-    own = Path(checkpoint) if checkpoint and (Path(checkpoint) / "tokenizer.json").is_file() else None
-    if recipe.tokenizer is None:
-        if own is None:
-            raise FileNotFoundError(
-                f"the checkpoint {checkpoint} has no tokenizer.json; name its tokenizer in the recipe, for example "
-                "tokenizer: {kind: byte}."
-            )
-        return load_tokenizer(own)
-    tokenizer = build_tokenizer(recipe.tokenizer.model_dump(exclude_none=True), documents)
-    if own is not None and load_tokenizer(own).get_vocab() != tokenizer.get_vocab():
-        raise ValueError(
-            f"the recipe's tokenizer has other ids than the one that the checkpoint {checkpoint} was trained with; "
-            "remove tokenizer from the recipe."
-        )
-    return tokenizer
-
-
-def _model(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
+def _model(recipe: Recipe, task: Task, processor: Any, labels: Sequence[str]) -> PreTrainedModel:
     """The model before the first step; its weights depend on the seed and on nothing else."""
+    assert recipe.task is not None
+    head = TASKS[recipe.task].head
+    classes: dict[str, Any] = {}
+    if labels:
+        numbered = dict(enumerate(labels))
+        classes = {"id2label": numbered, "label2id": {name: number for number, name in numbered.items()}}
     model: PreTrainedModel
+    set_seed(recipe.seed)
     if "checkpoint" in recipe.model:
-        model = load_checkpoint(Path(recipe.model["checkpoint"]))
+        model = load_checkpoint(Path(recipe.model["checkpoint"]), head, **classes)
     else:
-        special = {
-            name: getattr(tokenizer, name)
-            for name in ("bos_token_id", "eos_token_id", "pad_token_id")
-            if getattr(tokenizer, name) is not None
-        }
-        fields = model_fields(recipe.model) | {"vocab_size": len(tokenizer)} | special
+        fields = model_fields(recipe.model) | _special_ids(recipe, processor)
         named = {name: value for name, value in recipe.model.items() if name != "preset"}
-        config = GnomonConfig(**fields | named)
-        set_seed(recipe.seed)
-        model = GnomonForCausalLM(config)
-    if len(tokenizer) > model.config.vocab_size:
+        model = getattr(gnomon, head)(GnomonConfig(**fields | named, **classes))
+    if TASKS[recipe.task].uses_tokenizer and len(processor) > model.config.vocab_size:
         raise ValueError(
-            f"the tokenizer has {len(tokenizer)} ids, but the model's vocabulary has {model.config.vocab_size}; "
+            f"the tokenizer has {len(processor)} ids, but the model's vocabulary has {model.config.vocab_size}; "
             "take the tokenizer that the model was trained with, or remove model.vocab_size."
         )
+    if recipe.generation is not None:
+        model.generation_config.update(**recipe.generation.model_dump(exclude_none=True))
+    task.finish_model(model, recipe)
     return model
+
+
+def _special_ids(recipe: Recipe, tokenizer: Any) -> dict[str, int]:
+    """The size of the vocabulary and the ids of its marks, as the configuration names them."""
+    assert recipe.task is not None
+    if not TASKS[recipe.task].uses_tokenizer:
+        return {}
+    names = ("bos_token_id", "eos_token_id", "pad_token_id")
+    ids = {name: getattr(tokenizer, name) for name in names if getattr(tokenizer, name) is not None}
+    start = ids.get("bos_token_id", ids.get("eos_token_id"))
+    if model_fields(recipe.model).get("decoder_layers") and start is not None:
+        ids["decoder_start_token_id"] = start
+    return {"vocab_size": len(tokenizer)} | ids

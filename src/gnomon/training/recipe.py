@@ -12,6 +12,8 @@ from gnomon.models.presets import PRESETS
 from gnomon.models.sizes import DEFAULTS
 from gnomon.training.options import Recipe
 from gnomon.training.problems import finish, first_problem, suggestion
+from gnomon.training.records import read_json
+from gnomon.training.tasks import TASKS, TaskEntry, task_of_fields, task_of_head
 from gnomon.training.text import apply_overrides, dump_yaml, parse_yaml
 
 _RIVALS = {"max_steps": "epochs", "epochs": "max_steps", "name": "source", "source": "name"}
@@ -78,10 +80,41 @@ def check_recipe(written: dict[str, Any]) -> Recipe:
         checked = Recipe.model_validate(_inherit(written))
     except ValidationError as error:
         raise ValueError(first_problem(error)) from None
-    if checked.tokenizer is None and "checkpoint" not in checked.model:
+    if checked.tokenizer is None and "checkpoint" not in checked.model and _task(checked).uses_tokenizer:
         raise ValueError("tokenizer is missing; add it, for example tokenizer: {kind: byte}.")
     check_model(checked.model)
+    checked = checked.model_copy(update={"task": checked.task or task_of_model(checked.model)})
+    _check_task(checked)
     return checked
+
+
+def task_of_model(model: Mapping[str, Any]) -> str:
+    """The task that a recipe's `model` block is for, where the recipe names none."""
+    if "checkpoint" not in model:
+        return task_of_fields(model_fields(model))
+    config = read_json(Path(str(model["checkpoint"])) / "config.json")
+    heads = [task_of_head(name) for name in config.get("architectures") or ()]
+    return next((task for task in heads if task is not None), task_of_fields(config))
+
+
+def _task(recipe: Recipe) -> TaskEntry:
+    """The table's entry for a recipe's task; for the model's own where that can be told already."""
+    return TASKS[recipe.task] if recipe.task else TASKS["language-modeling"]
+
+
+def _check_task(recipe: Recipe) -> None:
+    """Refuse data and generation that the task has no use for."""
+    assert recipe.task is not None
+    entry = TASKS[recipe.task]
+    for data in [recipe.data, *(stage.data for stage in recipe.stages if stage.data is not None)]:
+        try:
+            data.check_for(recipe.task)
+        except ValueError as error:
+            raise ValueError(finish(str(error))) from None
+    if recipe.generation is not None and not entry.generates:
+        raise ValueError(f"generation is given, but task {recipe.task} writes no text; remove it.")
+    if recipe.tokenizer is not None and not entry.uses_tokenizer:
+        raise ValueError(f"tokenizer is given, but task {recipe.task} reads no text; remove it.")
 
 
 def to_yaml(recipe: Recipe) -> str:

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 from gnomon.analysis.flops import count_parameters, training_flops
-from gnomon.evaluation.language_model import LanguageModelScore
 from gnomon.training import folder as folders
 from gnomon.training.callbacks import MetricsWriter, Observer, ProgressDisplay, TensorBoardWriter, without_bars
 from gnomon.training.checkpoints import clear_leftovers, newest_complete, publish, read_progress, step_of
@@ -14,9 +13,10 @@ from gnomon.training.folder import RunFolder
 from gnomon.training.growth import grow_before_training
 from gnomon.training.interrupts import Interrupt, catch_interrupts
 from gnomon.training.options import Recipe
-from gnomon.training.preparation import Preparation, evaluate_whole, evaluator, load_checkpoint, prepare
+from gnomon.training.preparation import Preparation, load_checkpoint, prepare
 from gnomon.training.progress import DivergenceError, Progress, StagePlan
 from gnomon.training.records import read_rows, write_rows
+from gnomon.training.tasks.task import Score
 from gnomon.training.trainer import StageTrainer
 
 
@@ -127,13 +127,14 @@ def _run_stage(
     )
     callbacks = _callbacks(folder, plan, done, display)
     trainer = StageTrainer(
+        task=prepared.task,
         model=model,
         options=options,
         plan=plan,
         train_dataset=prepared.stages[index].train,
         collate=prepared.collator(),
-        tokenizer=prepared.tokenizer,
-        evaluate=evaluator(prepared.stages[index].validation, options),
+        tokenizer=prepared.processor,
+        evaluate=prepared.evaluator(index),
         interrupted=lambda: bool(interrupt),
         progress=standing,
         callbacks=callbacks,
@@ -174,20 +175,20 @@ def _callbacks(folder: RunFolder, plan: StagePlan, done: int, display: ProgressD
     return callbacks
 
 
-def _final_score(trainer: StageTrainer, prepared: Preparation, index: int) -> LanguageModelScore:
-    """The score on all held-out text in float32: what `gnomon evaluate` says of the saved model."""
+def _final_score(trainer: StageTrainer, prepared: Preparation, index: int) -> Score:
+    """The score on all held-out data in float32: what `gnomon evaluate` says of the saved model."""
     options, validation = prepared.recipe.stages[index].training, prepared.stages[index].validation
     read_all = options.evaluation_sequences is None or options.evaluation_sequences >= len(validation)
     if trainer.last_score is not None and read_all and options.precision == "float32":
         return trainer.last_score
     model = trainer.accelerator.unwrap_model(trainer.model, keep_fp32_wrapper=False)
-    return evaluate_whole(model, validation, options)
+    return prepared.evaluator(index, whole=True)(model)
 
 
 def _ledger_row(
     trainer: StageTrainer,
     plan: StagePlan,
-    score: LanguageModelScore,
+    score: Score,
     prepared: Preparation,
     previous: Mapping[str, Any],
 ) -> dict[str, Any]:
@@ -208,10 +209,9 @@ def _ledger_row(
         "parameters": parameters.total,
         "non_embedding_parameters": parameters.non_embedding,
         "train_loss": counted.train_loss,
-        "validation_loss": score.loss,
-        "perplexity": score.perplexity,
-        "bits_per_byte": score.bits_per_byte,
+        **prepared.task.measured(score),
         "best_validation_loss": counted.best_loss,
         "best_step": counted.best_step,
+        **prepared.stages[plan.index].counts,
         **{f"cumulative_{name}": previous.get(f"cumulative_{name}", 0) + cost for name, cost in costs.items()},
     }

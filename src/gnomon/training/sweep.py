@@ -17,12 +17,13 @@ from gnomon.training.progress import DivergenceError
 from gnomon.training.recipe import check_recipe, load_recipe, read_recipe
 from gnomon.training.records import read_json, read_rows, write_json, write_rows, write_text
 from gnomon.training.stages import run
+from gnomon.training.tasks import find_task
 from gnomon.training.text import apply_overrides, dump_yaml
 
 VARIANT = "variant"
 """The key that a named variant has among a run's settings."""
 
-MEASURES = ("train_loss", "validation_loss", "perplexity", "bits_per_byte", "best_validation_loss")
+LOSSES = ("train_loss", "validation_loss", "best_validation_loss")
 COSTS = ("steps", "tokens", "flops", "seconds")
 SIZES = ("parameters", "non_embedding_parameters")
 
@@ -191,7 +192,9 @@ def _run(each: PlannedRun, folder: Path, progress: bool, title: str) -> tuple[di
     if len(result.ledger) < len(each.recipe.stages):
         return None, result.interrupted
     last = result.ledger[-1]
-    row |= {"status": "finished"} | {name: last[name] for name in MEASURES}
+    assert each.recipe.task is not None
+    measures = (*LOSSES[:2], *find_task(each.recipe.task).measures, *LOSSES[2:])
+    row |= {"status": "finished"} | {name: last[name] for name in measures}
     row |= {name: last[f"cumulative_{name}"] for name in COSTS} | {name: last[name] for name in SIZES}
     return row, result.interrupted
 

@@ -11,32 +11,34 @@ from transformers import PreTrainedModel, Trainer, TrainerCallback, TrainerContr
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_callback import PrinterCallback
 
-from gnomon.evaluation.language_model import LanguageModelScore
 from gnomon.training.checkpoints import publish, rotate, seal
 from gnomon.training.growth import keep_rules
 from gnomon.training.growth_state import GrowthState
 from gnomon.training.optimization import EpochSampler, build_schedule, decayed_parameters
 from gnomon.training.options import TrainingOptions
 from gnomon.training.progress import DivergenceError, Progress, StagePlan, Stopwatch
+from gnomon.training.tasks.task import Score, Task
 
-Evaluate = Callable[[PreTrainedModel], LanguageModelScore]
+Evaluate = Callable[[PreTrainedModel], Score]
 
 
 class StageTrainer(Trainer):
     """Trainer for one stage of a recipe.
 
     Differs from Trainer: the data order depends on seed, stage and epoch alone; checkpoints appear whole and
-    are written without pickled arguments; a checkpoint that lacks a tensor is refused; held-out text is scored
-    by `gnomon.evaluation`; a loss that is no number ends the run before it reaches the weights.
+    are written without pickled arguments; a checkpoint that lacks a tensor is refused; the loss is the task's, over
+    all targets of a step; held-out data are scored by `gnomon.evaluation`; a loss that is no number ends the run
+    before it reaches the weights.
 
     Args:
+        task: What is learned.
         model: The model, in float32.
         options: The stage's training values.
         plan: Its place in the run.
-        train_dataset: Rows with `input_ids` and `labels`.
+        train_dataset: Rows of tensors, with `labels` among them.
         collate: Makes a batch of rows.
-        tokenizer: Saved with every model.
-        evaluate: Scores held-out text.
+        tokenizer: Or another processor of the task; saved with every model.
+        evaluate: Scores held-out data.
         interrupted: Whether to stop after the present step.
         progress: Where the stage stands.
         callbacks: Told about steps and rows of metrics.
@@ -45,6 +47,7 @@ class StageTrainer(Trainer):
     def __init__(
         self,
         *,
+        task: Task,
         model: PreTrainedModel,
         options: TrainingOptions,
         plan: StagePlan,
@@ -56,10 +59,10 @@ class StageTrainer(Trainer):
         progress: Progress,
         callbacks: list[TrainerCallback],
     ) -> None:
-        self.options, self.plan, self.progress = options, plan, progress
+        self.task, self.options, self.plan, self.progress = task, options, plan, progress
         self.score_held_out, self.interrupted = evaluate, interrupted
         self.stopwatch = Stopwatch(progress.seconds)
-        self.last_score: LanguageModelScore | None = None
+        self.last_score: Score | None = None
         self._use_cache = model.config.use_cache
         self._step_loss, self._step_tokens = 0.0, 0
         self._window_started = (progress.seconds, progress.tokens)
@@ -72,6 +75,8 @@ class StageTrainer(Trainer):
             processing_class=tokenizer,
             callbacks=[_Bookkeeper(self), *callbacks],
         )
+        # The task's loss divides by the targets of a whole step, so Trainer must not divide by the micro-batches.
+        self.model_accepts_loss_kwargs = True
         self.remove_callback(PrinterCallback)
 
     def get_decay_parameter_names(self, model: nn.Module) -> list[str]:
@@ -91,7 +96,7 @@ class StageTrainer(Trainer):
         return self.lr_scheduler
 
     def _get_train_sampler(self, train_dataset: Any = None) -> EpochSampler:
-        return EpochSampler(len(self.train_dataset), self.plan.seed, self.plan.index)
+        return EpochSampler(self.train_dataset, self.plan.seed, self.plan.index, self.options.batch_size)
 
     def floating_point_ops(self, inputs: Any) -> int:
         """Nothing: the ledger counts operations by formula."""
@@ -105,11 +110,14 @@ class StageTrainer(Trainer):
             growth.anneal(self.model, self.state.global_step)
             growth.follow(self.model, self.state.global_step, batches)
         self._step_loss = 0.0
-        self._step_tokens = sum(
-            int(batch["attention_mask"].sum()) if "attention_mask" in batch else batch["input_ids"].numel()
-            for batch in batches
-        )
+        self._step_tokens = sum(map(self.task.count, batches))
         return batches, num_items
+
+    def compute_loss(
+        self, model: nn.Module, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> Any:
+        """The task's loss of a micro-batch, over the targets of its whole step."""
+        return self.task.loss(model, inputs, num_items_in_batch, self.options.label_smoothing)
 
     def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
         """One forward and backward pass; a loss that is no number ends the run before any weight has moved."""
@@ -136,7 +144,7 @@ class StageTrainer(Trainer):
         if progress.first_loss is None:
             progress.first_loss = loss
         # A loss above that of guessing has lost its way; one that merely rises after a fresh warm-up has not.
-        limit = max(progress.first_loss, math.log(self.model.config.vocab_size))
+        limit = max(progress.first_loss, math.log(self.task.classes(self.model.config)))
         progress.steps_above_start = progress.steps_above_start + 1 if loss > limit else 0
         if 0 < self.options.divergence_steps <= progress.steps_above_start:
             reason = f"the loss has stayed above {limit:.4f} for {progress.steps_above_start} steps"
@@ -165,7 +173,7 @@ class StageTrainer(Trainer):
         self.control = self.callback_handler.on_log(self.args, self.state, self.control, row)
 
     def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
-        """Score the held-out text; the best model so far is kept."""
+        """Score the held-out data; the best model so far is kept."""
         with self.stopwatch.paused():
             score = self.score_held_out(self.model)
             self.last_score = score
@@ -175,12 +183,7 @@ class StageTrainer(Trainer):
                 self.progress.best_loss, self.progress.best_step = score.loss, self.state.global_step
                 with publish(self.plan.best_folder, replace=True) as folder:
                     self.save_model(str(folder))
-        row = {
-            "validation_loss": score.loss,
-            "perplexity": score.perplexity,
-            "bits_per_byte": score.bits_per_byte,
-        }
-        self.log(row)
+        self.log(self.task.measured(score))
         metrics = {"eval_loss": score.loss}
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
         return metrics
@@ -215,7 +218,8 @@ class StageTrainer(Trainer):
         trained_with, self.model.config.use_cache = self.model.config.use_cache, self._use_cache
         self.model.save_pretrained(folder, state_dict=state_dict)
         self.model.config.use_cache = trained_with
-        self.processing_class.save_pretrained(folder)
+        if self.processing_class is not None:
+            self.processing_class.save_pretrained(folder)
 
     def _issue_warnings_after_load(self, load_result: Any) -> None:
         """Refuse a checkpoint that does not hold exactly this model's tensors; a tied one is stored once."""

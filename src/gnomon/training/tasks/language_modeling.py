@@ -5,12 +5,12 @@ from functools import partial
 from typing import Any
 
 from torch import Tensor
-from torch.nn import functional as F
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from gnomon.data.packing import PackedText, collate, pack
 from gnomon.data.text import TextSplits, load_text
 from gnomon.evaluation.language_model import LanguageModelScore, evaluate_language_model
+from gnomon.models.losses import token_loss
 from gnomon.training.options import DataOptions, Recipe
 from gnomon.training.tasks import ORIGIN_KEYS
 from gnomon.training.tasks.task import Collate, EvenRows, Task
@@ -52,9 +52,8 @@ def next_token_loss(
         loss: Tensor = model(**batch, num_items_in_batch=num_targets).loss
         return loss
     inputs = {name: value for name, value in batch.items() if name != "labels"}
-    logits, labels = model(**inputs).logits[:, :-1].float(), batch["labels"][:, 1:]
-    total = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="sum", label_smoothing=label_smoothing)
-    return total / num_targets
+    logits, labels = model(**inputs).logits[:, :-1], batch["labels"][:, 1:]
+    return token_loss(logits, labels, smoothing=label_smoothing, num_items=num_targets)
 
 
 def evaluate(

@@ -6,9 +6,9 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 from transformers import PreTrainedModel
 
+from gnomon.models.losses import token_loss
 from gnomon.training.options import DataOptions, Recipe
 
 Batch = dict[str, Tensor]
@@ -70,10 +70,7 @@ def aligned_loss(model: Any, batch: Mapping[str, Tensor], num_targets: Tensor | 
         label_smoothing: e.
     """
     inputs = {name: value for name, value in batch.items() if name != "labels"}
-    logits = model(**inputs).logits.float()
-    labels = batch["labels"].reshape(-1)
-    total = F.cross_entropy(logits.reshape(len(labels), -1), labels, reduction="sum", label_smoothing=label_smoothing)
-    return total / num_targets
+    return token_loss(model(**inputs).logits, batch["labels"], smoothing=label_smoothing, num_items=num_targets)
 
 
 @dataclass(frozen=True)
