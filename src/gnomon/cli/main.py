@@ -7,7 +7,21 @@ from typing import Annotated
 
 import typer
 
-from gnomon.cli import convert, data, demo, evaluate, generate, grow, info, recipes, report, sweep, train
+from gnomon.cli import (
+    analyze,
+    convert,
+    data,
+    demo,
+    evaluate,
+    generate,
+    graft,
+    grow,
+    info,
+    recipes,
+    report,
+    sweep,
+    train,
+)
 from gnomon.cli.errors import one_sentence
 
 app = typer.Typer(
@@ -43,8 +57,10 @@ app.command()(evaluate.evaluate)
 app.command()(generate.generate)
 app.command()(grow.grow)
 app.command()(grow.shrink)
+app.command()(graft.graft)
 app.command()(report.report)
 app.command()(info.info)
+app.command()(analyze.analyze)
 app.command()(convert.convert)
 app.add_typer(recipes.app, name="recipes")
 app.add_typer(data.app, name="data")
