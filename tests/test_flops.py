@@ -58,6 +58,14 @@ VARIANTS = {
     "rms norms": {**TINY, "norm": "rms"},
     "affine norms": {**TINY, "norm": "layer"},
     "tokens by site": {**TINY, "num_attention_tokens": {"query": 5, "key": 7, "value": 11}},
+    **{
+        f"{place}, linear": {**LINEAR, "norm_placement": place}
+        for place in ("post", "deep", "sub", "peri", "normformer")
+    },
+    **{
+        f"{place}, affine": {**TINY, "norm_placement": place, "norm": "layer"}
+        for place in ("sub", "normformer", "post")
+    },
     "tokens by layer": {**TINY, "num_attention_tokens": [16, 24], "num_feed_forward_tokens": [48, 13]},
 }
 
@@ -115,7 +123,7 @@ def test_the_formula_counts_every_kind_of_parameter(variant: str) -> None:
             kind = "embedding"
         elif "lm_head" in site:
             kind = "head"
-        elif "norm" in site or "before" in site:
+        elif {"norm", "before", "after", "outer", "inner_norm", "scale_heads"} & set(site):
             kind = "norms"
         elif site[-1] == "bias":
             kind = "biases"

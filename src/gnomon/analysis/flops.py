@@ -11,7 +11,7 @@ from typing import Any
 
 from gnomon.models.sizes import layer_tokens, resolve
 
-NORM_PARAMETERS = {"layer": 2, "layer_plain": 0, "rms": 1}
+NORM_PARAMETERS = {"layer": 2, "layer_plain": 0, "rms": 1, "none": 0}
 """Learned numbers per channel of each norm."""
 
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -104,6 +104,20 @@ def _score_scales(fields: Mapping[str, Any]) -> int:
     return int(fields["learn_score_scale"] and fields["score"] != "gelu")
 
 
+def _layer_norms(fields: Mapping[str, Any]) -> int:
+    """What the norms of one layer learn, and the factors of its heads; a Pattention feed-forward has no inner norm."""
+    width, heads = fields["hidden_size"], fields["num_attention_heads"]
+    inner = 0 if fields["feed_forward"] == "pattention" else fields["intermediate_size"]
+    channels = {
+        "sub": 2 * width + heads * fields["head_dim"] + inner,
+        "peri": 4 * width,
+        "normformer": 3 * width + inner,
+    }
+    placement = fields["norm_placement"]
+    factors = heads if placement == "normformer" else 0
+    return NORM_PARAMETERS[fields["norm"]] * channels.get(placement, 2 * width) + factors
+
+
 def count_parameters(fields: Mapping[str, Any]) -> ParameterCounts:
     """Count a language model's parameters from its configuration.
 
@@ -133,12 +147,11 @@ def count_parameters(fields: Mapping[str, Any]) -> ParameterCounts:
         ]
         feed_forward.append(_feed_forward(fields, tokens["feed_forward"]))
     table = fields["vocab_size"] * width
-    per_channel = 2 * num_layers * NORM_PARAMETERS[fields["norm"]] + NORM_PARAMETERS[fields["final_norm"]]
     return ParameterCounts(
         embedding=table,
         attention=sum(part.weights for part in attention),
         feed_forward=sum(part.weights for part in feed_forward),
-        norms=width * per_channel,
+        norms=num_layers * _layer_norms(fields) + width * NORM_PARAMETERS[fields["final_norm"]],
         biases=sum(part.biases for part in attention + feed_forward),
         score_scales=sum(part.score_scales for part in attention + feed_forward),
         head=0 if fields["tie_word_embeddings"] else table,
