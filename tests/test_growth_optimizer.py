@@ -90,6 +90,28 @@ def test_new_rows_move_as_under_a_fresh_optimizer(beta2: float) -> None:
     torch.testing.assert_close(parameter.data[4:], alone.data, rtol=0, atol=2e-6)
 
 
+def test_new_rows_warm_up_apart_from_old_ones() -> None:
+    """Over warmup_steps the new rows' updates rise linearly to the whole, while the old rows move as ever."""
+    moved = {}
+    for warmup_steps in (0, 4):
+        torch.manual_seed(0)
+        parameter = torch.nn.Parameter(torch.randn(4, 3))
+        optimizer = torch.optim.AdamW([parameter], lr=0.01, weight_decay=0.0)
+        parameter.grad = torch.ones(4, 3)
+        optimizer.step()
+        RowUpdates(optimizer).add("p", parameter, RowRule(2, warmup_steps=warmup_steps, warmup_from=1.0))
+        steps = []
+        for _ in range(5):
+            before = parameter.detach().clone()
+            parameter.grad = torch.ones(4, 3)
+            optimizer.step()
+            steps.append((parameter.detach() - before).abs().mean(dim=1))
+        moved[warmup_steps] = torch.stack(steps)
+    ratio = moved[4] / moved[0]
+    torch.testing.assert_close(ratio[:, :2], torch.ones(5, 2))
+    torch.testing.assert_close(ratio[:, 2], torch.tensor([0.25, 0.5, 0.75, 1.0, 1.0]), rtol=1e-4, atol=0)
+
+
 def test_frozen_rows_stay_bitwise_equal_and_rates_scale_updates() -> None:
     """10 AdamW steps with decay and warm moments leave frozen rows bitwise equal; half a rate is half an update."""
     model = build()

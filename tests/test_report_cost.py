@@ -72,13 +72,24 @@ def test_the_figure_is_the_same_every_time(runs: Path, tmp_path: Path) -> None:
 
 def test_the_command_prints_the_table_and_writes_the_figure(runs: Path) -> None:
     """`gnomon report` writes cost.md and both figures, and refuses what is no run with one sentence."""
-    options = ["--scratch", "scratch", "--output", "out"]
+    options = ["--scratch", "scratch", "--floor", "5-gram=3.1", "--output", "out"]
     done = subprocess.run([GNOMON, "report", "grown", "scratch", *options], cwd=runs, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert {path.name for path in (runs / "out").iterdir()} == {"cost.svg", "cost.png", "cost.md"}
     assert "within 1%" in (runs / "out" / "cost.md").read_text()
+    assert "5-gram" in (runs / "out" / "cost.svg").read_text()
     asked = subprocess.run([GNOMON, "report", "grown", "--json"], cwd=runs, capture_output=True, text=True)
     assert len(json.loads(asked.stdout)["runs"]["grown"]) == 2
     bad = subprocess.run([GNOMON, "report", "nowhere"], cwd=runs, capture_output=True, text=True)
     assert bad.returncode == 2
     assert "ledger.jsonl" in bad.stderr
+
+
+@pytest.mark.parametrize("floor", ["5-gram", "5-gram=low", "=3.1"])
+def test_a_floor_without_a_name_or_a_number_is_refused(runs: Path, floor: str) -> None:
+    """One sentence with the form that is wanted, exit code 2, and no folder."""
+    words = [GNOMON, "report", "grown", "--floor", floor, "--output", "bad"]
+    bad = subprocess.run(words, cwd=runs, capture_output=True, text=True)
+    assert bad.returncode == 2
+    assert "NAME=LOSS" in bad.stderr
+    assert not (runs / "bad").exists()

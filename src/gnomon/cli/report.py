@@ -1,5 +1,6 @@
 """`gnomon report`: what runs cost and gained, beside each other."""
 
+import re
 from pathlib import Path
 from typing import Annotated
 
@@ -16,6 +17,10 @@ def report(
     scratch: Annotated[
         Path | None, typer.Option(help="The run that the others are to reach, of the largest size from scratch.")
     ] = None,
+    floor: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=LOSS", help="A loss to draw as a dotted line, such as an n-gram's; repeatable."),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Show what each stage of some runs cost and gained, and draw loss against cost.
@@ -24,6 +29,7 @@ def report(
     """
     if output is not None:
         refuse_existing(output)
+    floors = dict(map(read_floor, floor or []))
     from gnomon.report.cost import compare, cost_cells, draw_cost, read_curve, run_names
     from gnomon.report.figures import save_figure
     from gnomon.report.tables import format_cell, to_markdown
@@ -40,7 +46,7 @@ def report(
     ]
     if output is not None:
         with publish(output) as folder:
-            save_figure(draw_cost(curves), folder / "cost")
+            save_figure(draw_cost(curves, floors=floors), folder / "cost")
             text = to_markdown(headings, cells)
             if shares:
                 text += f"\n\nCost as a share of {scratch}'s:\n\n" + to_markdown(share_headings, share_cells)
@@ -53,6 +59,18 @@ def report(
         print_table(f"\ncost as a share of {scratch}'s", share_headings, share_cells)
     if output is not None:
         print(f"\nwritten to {output}/")
+
+
+def read_floor(text: str) -> tuple[str, float]:
+    """A loss with its name.
+
+    Raises:
+        ValueError: The text is no NAME=LOSS.
+    """
+    name, _, loss = text.rpartition("=")
+    if not name or not re.fullmatch(r"\d+(\.\d+)?", loss):
+        raise ValueError(f"--floor takes NAME=LOSS, such as 5-gram=1.588; got {text!r}")
+    return name, float(loss)
 
 
 def share(value: float | None) -> str:

@@ -23,12 +23,26 @@ class RowRule:
         new_rate: factor on the new rows' updates.
         born: steps that the optimizer had counted for this parameter when the new rows came; None to leave Adam's
             bias correction of the new rows as it is.
+        warmup_steps: steps over which the new rows' factor rises linearly to `new_rate`.
+        warmup_from: the optimizer's count at which that rise began.
     """
 
     old_rows: int
     old_rate: float = 1.0
     new_rate: float = 1.0
     born: float | None = None
+    warmup_steps: int = 0
+    warmup_from: float = 0.0
+
+    def new_factor(self, count: float) -> float:
+        """The factor on the new rows' updates in the step that brings the optimizer's count to `count`.
+
+        >>> [RowRule(1, new_rate=2.0, warmup_steps=4, warmup_from=10.0).new_factor(count) for count in (11, 12, 14, 19)]
+        [0.5, 1.0, 2.0, 2.0]
+        """
+        if not self.warmup_steps:
+            return self.new_rate
+        return self.new_rate * min(1.0, (count - self.warmup_from) / self.warmup_steps)
 
 
 class RowUpdates:
@@ -115,10 +129,12 @@ class RowUpdates:
             old, new = slice(0, rule.old_rows), slice(rule.old_rows, None)
             if rule.old_rate != 1.0:
                 scale_update(parameter[old], before[old], rule.old_rate, 0.0, 1.0)
-            correction = bias_correction(rule, self.optimizer.state.get(parameter, {}), group)
-            if rule.new_rate != 1.0 or correction != 1.0:
+            state = self.optimizer.state.get(parameter, {})
+            correction = bias_correction(rule, state, group)
+            rate = rule.new_factor(float(state.get("step", math.inf)))
+            if rate != 1.0 or correction != 1.0:
                 decay = decoupled_decay(self.optimizer, group)
-                scale_update(parameter[new], before[new], rule.new_rate, decay, correction)
+                scale_update(parameter[new], before[new], rate, decay, correction)
         self._before = {}
 
 

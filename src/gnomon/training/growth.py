@@ -74,10 +74,17 @@ def grow_for_stage(
                 state.shares[name] = [tau, old]
         for part in PARTS:
             kept = optimizer.state.get(getattr(module, part), {})
-            born = float(kept["step"]) if options.correct_new_rows and "step" in kept else None
+            count = float(kept["step"]) if "step" in kept else None
             copied = options.init == "replicate"  # copies bring their moments and their count with them
-            rule = RowRule(old, options.old_rate, options.new_rate, None if copied else born)
-            if rule.born or rule.old_rate != 1.0 or rule.new_rate != 1.0:
+            rule = RowRule(
+                old,
+                options.old_rate,
+                options.new_rate,
+                count if options.correct_new_rows and not copied else None,
+                options.new_warmup_steps,
+                count or 0.0,
+            )
+            if rule.born or rule.old_rate != 1.0 or rule.new_rate != 1.0 or rule.warmup_steps:
                 state.rows[f"{name}.{part}"] = asdict(rule)
     return report, state
 
