@@ -6,6 +6,8 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from gnomon.training.tasks import ORIGIN_KEYS, TASKS
+
 PositiveInt = Annotated[int, Field(gt=0)]
 Count = Annotated[int, Field(ge=0)]
 PositiveNumber = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -24,6 +26,9 @@ GROWING = (
     "hidden_size",
 )
 """Config fields that a growth may set."""
+
+EXAMPLES = {"sequence_length": 128, "source_column": "en", "target_column": "de"}
+"""What an error message offers for a key of `data`."""
 
 
 class Options(BaseModel):
@@ -51,11 +56,14 @@ class TokenizerOptions(Options):
 
 
 class DataOptions(Options):
-    """The text to train on and to hold out."""
+    """What to train on and what to hold out; a task says which keys it reads beside those that name the origin."""
 
     name: str | None = Field(None, description="A data set that gnomon knows; `gnomon data list` shows them.")
     source: str | None = Field(None, description="A file, a folder, or a data set's name on the hub.")
     column: str = Field("text", description="The column that holds the text.")
+    label_column: str | None = Field(None, description="The column that holds the class; null: label.")
+    source_column: str | None = Field(None, description="The column that is translated from.")
+    target_column: str | None = Field(None, description="The column that is translated to.")
     validation: str | None = Field(
         None, description="What is held out: a file or folder, or the name of a hub data set's split."
     )
@@ -64,7 +72,12 @@ class DataOptions(Options):
     )
     split: str | None = Field(None, description="The split of a hub data set to train on; null: train.")
     subset: str | None = Field(None, description="A hub data set's configuration, where it has several.")
-    sequence_length: Annotated[int, Field(ge=2)] = Field(description="Tokens in one sequence.")
+    sequence_length: Annotated[int, Field(ge=2)] | None = Field(
+        None, description="Tokens in one sequence, or in the longest."
+    )
+    mask_probability: Annotated[float, Field(gt=0, lt=1)] | None = Field(
+        None, description="Share of the tokens that a masked language model is asked for; null: 0.15."
+    )
 
     @model_validator(mode="after")
     def _one_origin(self) -> Self:
@@ -73,6 +86,33 @@ class DataOptions(Options):
             state = "names neither name nor source" if self.name is None else "names both name and source"
             raise ValueError(f"{state}; keep exactly one, for example name: shakespeare")
         return self
+
+    def check_for(self, task: str) -> None:
+        """Refuse keys that a task does not read, and the lack of one that it needs.
+
+        Raises:
+            ValueError: With the key and the remedy.
+        """
+        entry = TASKS[task]
+        known = {*ORIGIN_KEYS, *entry.needs, *entry.reads}
+        for name, value in self.model_dump(exclude_defaults=True).items():
+            if name not in known:
+                raise ValueError(
+                    f"data.{name} is {value!r}, which task {task} does not read; remove it, or change the task"
+                )
+        for name in entry.needs:
+            if getattr(self, name) is None:
+                raise ValueError(
+                    f"data.{name} is missing, and task {task} needs it; add it, for example {name}: {EXAMPLES[name]}"
+                )
+
+
+class GenerationOptions(Options):
+    """How the trained model writes, in evaluations and for whoever loads it."""
+
+    num_beams: PositiveInt = Field(1, description="Beams of the search; 1 is greedy.")
+    length_penalty: float = Field(1.0, description="Above 1 favors longer results of a beam search.")
+    max_new_tokens: PositiveInt | None = Field(None, description="The longest result; null: as the data's longest.")
 
 
 class TrainingOptions(Options):
@@ -101,6 +141,9 @@ class TrainingOptions(Options):
     epsilon: PositiveNumber = Field(1e-8, description="AdamW's addition to the denominator.")
     max_grad_norm: PositiveNumber | None = Field(
         1.0, description="Longer gradients are scaled down to this norm; null: never."
+    )
+    label_smoothing: Annotated[float, Field(ge=0, lt=1)] = Field(
+        0.0, description="Share of the target's weight that all answers get alike."
     )
     precision: Literal["float32", "bfloat16", "float16"] = Field(
         "float32", description="Of the products; weights and moments stay in float32."
@@ -231,8 +274,12 @@ class Recipe(Options):
     model: dict[str, Any] = Field(
         description="{preset: NAME} with any configuration fields to change, or fields alone, or {checkpoint: DIR}."
     )
+    task: Literal[*TASKS] | None = Field(  # type: ignore[valid-type]
+        None, description="What is learned; null: what the model is for."
+    )
     tokenizer: TokenizerOptions | None = Field(None, description="Unset: the checkpoint's own.")
     data: DataOptions
+    generation: GenerationOptions | None = Field(None, description="How the model writes, where it does.")
     seed: Annotated[int, Field(ge=0, lt=2**31)] = Field(0, description="Of weights, data order and dropout.")
     stages: list[StageOptions] = Field(min_length=1, description="Run one after another.")
 
@@ -251,12 +298,14 @@ class Recipe(Options):
         """The recipe with every default written out, as plain mappings and lists."""
         return {
             "model": self.model,
+            "task": self.task,
             "tokenizer": self.tokenizer and self.tokenizer.model_dump(exclude_none=True),
             "data": self.data.model_dump(exclude_none=True),
+            **({"generation": self.generation.model_dump(exclude_none=True)} if self.generation else {}),
             "seed": self.seed,
             "stages": [
                 ({"growth": stage.growth.model_dump(exclude_none=True)} if stage.growth else {})
-                | ({"data": stage.data.model_dump()} if stage.data else {})
+                | ({"data": stage.data.model_dump(exclude_none=True)} if stage.data else {})
                 | {"training": stage.training.model_dump()}
                 for stage in self.stages
             ],
