@@ -1,5 +1,6 @@
 """How often the right text is found for an image, and the right image for a text."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -23,6 +24,7 @@ class RetrievalScore:
         images: How many images there were.
         texts: How many different texts there were.
         chance: recall@1 from image to text of guessing.
+        loss: Nats a choice within a batch, as the model is trained; NaN if unknown.
     """
 
     image_to_text: dict[int, float]
@@ -30,6 +32,12 @@ class RetrievalScore:
     images: int
     texts: int
     chance: float
+    loss: float = math.nan
+
+    @property
+    def recall_at_1(self) -> float:
+        """The share of images whose right text is the most similar one."""
+        return self.image_to_text[1]
 
     def to_dict(self) -> dict[str, float | int]:
         """The fields, for JSON."""
@@ -38,7 +46,7 @@ class RetrievalScore:
             for direction in ("image_to_text", "text_to_image")
             for k, value in getattr(self, direction).items()
         }
-        return {**recalls, "images": self.images, "texts": self.texts, "chance": self.chance}
+        return {**recalls, "images": self.images, "texts": self.texts, "chance": self.chance, "loss": self.loss}
 
 
 def recall_at(similarity: np.ndarray, relevant: np.ndarray, ranks: Sequence[int] = RANKS) -> dict[int, float]:
@@ -65,7 +73,11 @@ def recall_at(similarity: np.ndarray, relevant: np.ndarray, ranks: Sequence[int]
 
 
 def score_retrieval(
-    image_embeddings: np.ndarray, text_embeddings: np.ndarray, texts: Sequence[int], ranks: Sequence[int] = RANKS
+    image_embeddings: np.ndarray,
+    text_embeddings: np.ndarray,
+    texts: Sequence[int],
+    ranks: Sequence[int] = RANKS,
+    loss: float = math.nan,
 ) -> RetrievalScore:
     """Recall in both directions, by the cosine between embeddings.
 
@@ -74,6 +86,7 @@ def score_retrieval(
         text_embeddings: (different texts, size).
         texts: Each image's text, as a row of `text_embeddings`; every text has an image.
         ranks: The ks.
+        loss: Goes into the score.
     """
     images, words = (
         embeddings / np.maximum(np.linalg.norm(embeddings, axis=1, keepdims=True), 1e-12)
@@ -87,6 +100,7 @@ def score_retrieval(
         len(images),
         len(words),
         1 / len(words),
+        loss,
     )
 
 
@@ -102,7 +116,8 @@ def evaluate_retrieval(
     """Score a two-tower model of transformers on a whole set: every image against every different text.
 
     Args:
-        model: Returns `.image_embeds` and `.text_embeds` (batch, size); runs in evaluation mode, restored afterwards.
+        model: Returns `.image_embeds` and `.text_embeds` (batch, size), and `.logits_per_image` (batch, batch); runs
+            in evaluation mode, restored afterwards.
         rows: Each with `pixel_values`, `input_ids` and `attention_mask`, and all with `texts`.
         collate: Makes a batch of rows.
         batch_size: How many rows go through the model at once.
@@ -117,15 +132,25 @@ def evaluate_retrieval(
         raise ValueError("retrieval is scored on at least one image, and there is none: hold some out")
     images: list[torch.Tensor] = []
     words: list[torch.Tensor] = []
+    distinct = {text: number for number, text in enumerate(dict.fromkeys(rows.texts))}
+    numbers = [distinct[text] for text in rows.texts]
+    nats = 0.0
     with evaluation_mode(model):
         for start in range(0, len(rows), batch_size):
             batch = [rows[row] for row in range(start, min(start + batch_size, len(rows)))]
             output = model(**move(collate(batch), model.device))
             images.append(F.normalize(output.image_embeds.float(), dim=-1).cpu())
             words.append(F.normalize(output.text_embeds.float(), dim=-1).cpu())
+            nats += _choice_loss(output.logits_per_image.float(), numbers[start : start + len(batch)]) * len(batch)
             if progress is not None:
                 progress(start + len(batch), len(rows))
-    distinct = {text: number for number, text in enumerate(dict.fromkeys(rows.texts))}
-    numbers = [distinct[text] for text in rows.texts]
     first = [numbers.index(number) for number in range(len(distinct))]
-    return score_retrieval(torch.cat(images).numpy(), torch.cat(words).numpy()[first], numbers, ranks)
+    return score_retrieval(torch.cat(images).numpy(), torch.cat(words).numpy()[first], numbers, ranks, nats / len(rows))
+
+
+def _choice_loss(logits: torch.Tensor, texts: Sequence[int]) -> float:
+    """The mean cross-entropy of choosing among a batch's texts and among its images; equal texts are equally right."""
+    numbers = torch.tensor(texts, device=logits.device)
+    right = (numbers[:, None] == numbers).float()
+    shares = right / right.sum(dim=1, keepdim=True)
+    return float((F.cross_entropy(logits, shares) + F.cross_entropy(logits.T, shares)) / 2)
