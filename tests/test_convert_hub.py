@@ -55,13 +55,16 @@ def test_logits_equal_transformers(case: tuple[str, Any, Path]) -> None:
     assert gap(logits(build(type(theirs), theirs.config, seed=1), ids), logits(theirs, ids)) > 0.1
 
 
-def test_generation_with_a_cache_equals_transformers(case: tuple[str, Any, Path]) -> None:
-    """Greedy continuations are the same ids: positions and caches go on alike."""
+def test_generation_with_a_cache_and_left_padding_equals_transformers(case: tuple[str, Any, Path]) -> None:
+    """Greedy continuations with our cache are the ids that transformers finds without one: positions go on alike."""
     _, theirs, folder = case
-    ids = ids_for(theirs, 2, 6)
-    options = {"max_new_tokens": 10, "min_new_tokens": 10, "do_sample": False, "pad_token_id": 0}
-    options["attention_mask"] = torch.ones_like(ids)
-    assert torch.equal(load(folder / "ours").generate(ids, **options), theirs.generate(ids, **options))
+    ids, padding = ids_for(theirs, 2, 9), theirs.config.pad_token_id or 0
+    mask = torch.ones_like(ids)
+    ids[0, :4], mask[0, :4] = padding, 0
+    options = {"max_new_tokens": 8, "min_new_tokens": 8, "do_sample": False, "pad_token_id": padding}
+    expected = theirs.generate(ids, attention_mask=mask, use_cache=False, **options)
+    assert torch.equal(load(folder / "ours").generate(ids, attention_mask=mask, **options), expected)
+    assert gap(logits(theirs, ids)[0, -1], logits(theirs, ids, attention_mask=mask)[0, -1]) > 0.01
 
 
 def test_the_way_back_is_bit_equal_and_loads_in_transformers(case: tuple[str, Any, Path], tmp_path: Path) -> None:
