@@ -11,10 +11,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gnomon import GnomonConfig, GnomonForCausalLM, GnomonModel
-from samples import VARIANTS, build, random_ids
+from gnomon import (
+    GnomonConfig,
+    GnomonEncoderDecoderModel,
+    GnomonForCausalLM,
+    GnomonForMaskedLM,
+    GnomonForSeq2SeqLM,
+    GnomonForSequenceClassification,
+    GnomonForTokenClassification,
+    GnomonModel,
+)
+from samples import PLACED, POSITIONED, VARIANTS, build, random_ids
 
 FEW = ("l2_norm_gelu", "grouped queries", "linear", "gated")
+TWO = ("l2_norm_gelu", "sub, linear")
 LENGTH = 12
 
 
@@ -26,6 +36,16 @@ def token_ids(config: GnomonConfig, rows: int, length: int, seed: int = 1) -> di
 def next_tokens(batch: dict[str, Tensor]) -> dict[str, Tensor]:
     """The targets of a causal language model: its own inputs."""
     return {"labels": batch["input_ids"]}
+
+
+def own_tokens(batch: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The targets of a masked language model, as if every token had been hidden."""
+    return {"labels": batch["input_ids"]}
+
+
+def five_labels(batch: dict[str, Tensor]) -> dict[str, Tensor]:
+    """A label for each token."""
+    return {"labels": batch["input_ids"] % 5}
 
 
 @dataclass(frozen=True)
@@ -54,8 +74,32 @@ class Head:
 HEADS = {
     "language model": Head(GnomonForCausalLM, "logits", True, targets=next_tokens, variants=tuple(VARIANTS)),
     "decoder": Head(GnomonModel, "last_hidden_state", True),
-    "encoder": Head(GnomonModel, "last_hidden_state", False, fields={"is_decoder": False}),
+    "encoder": Head(
+        GnomonModel,
+        "last_hidden_state",
+        False,
+        fields={"is_decoder": False},
+        variants=(*FEW, *PLACED, *POSITIONED),
+    ),
+    "masked language model": Head(
+        GnomonForMaskedLM, "logits", False, fields={"is_decoder": False}, targets=own_tokens, variants=TWO
+    ),
+    "token classifier": Head(
+        GnomonForTokenClassification,
+        "logits",
+        False,
+        fields={"is_decoder": False, "num_labels": 5},
+        targets=five_labels,
+        variants=TWO,
+    ),
 }
+
+ELSEWHERE = {
+    GnomonEncoderDecoderModel: "test_encoder_decoder.py",
+    GnomonForSeq2SeqLM: "test_encoder_decoder.py",
+    GnomonForSequenceClassification: "test_classification.py",
+}
+"""Model classes whose outputs are not one row an input position, and the module that has their contract."""
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from functools import partial
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import AutoModel, PreTrainedModel
 from transformers.cache_utils import Cache, EncoderDecoderCache
@@ -152,7 +153,7 @@ class GnomonModel(GnomonPreTrainedModel):
         seen = cache.get_seq_length() if cache is not None else 0
         self._check_mask(attention_mask, seen, length)
         own_cache = cache.self_attention_cache if isinstance(cache, EncoderDecoderCache) else cache
-        mask = self._mask(inputs_embeds, attention_mask, position_ids, own_cache, seen)
+        mask = self._mask(inputs_embeds, attention_mask, position_ids, own_cache)
         memory_mask = None
         if encoder_hidden_states is not None:
             memory_mask = create_bidirectional_mask(
@@ -163,6 +164,9 @@ class GnomonModel(GnomonPreTrainedModel):
             )
         if position_ids is None:
             position_ids = self._count_positions(inputs_embeds, attention_mask, seen)
+        if self.position_bias is not None:
+            keys = self._key_positions(position_ids, attention_mask, own_cache, mask.shape[-1])
+            mask = add_to_mask(mask, self.position_bias(position_ids, keys), inputs_embeds.dtype)
         hidden_states = self.dropout(self._embed(inputs_embeds, position_ids))
         positions = self._rotation(position_ids)
         for layer in self.layers:
@@ -178,20 +182,15 @@ class GnomonModel(GnomonPreTrainedModel):
         return BaseModelOutputWithPastAndCrossAttentions(last_hidden_state=self.norm(hidden_states), cache=cache)
 
     def _mask(
-        self,
-        embeds: Tensor,
-        attention_mask: Tensor | None,
-        position_ids: Tensor | None,
-        cache: Cache | None,
-        seen: int | Tensor,
+        self, embeds: Tensor, attention_mask: Tensor | None, position_ids: Tensor | None, cache: Cache | None
     ) -> Any:
-        """Where each token may look, with the scheme's numbers to add to the scores."""
+        """Where each token may look; always in full where a position scheme will add numbers to it."""
         build: Any = create_bidirectional_mask
-        has_bias = self.position_bias is not None
         skip = "allow_is_bidirectional_skip"
         if self.is_causal:
             # packed sequences are read off the caller's own position ids: give those, not our counting
             build, skip = partial(create_causal_mask, position_ids=position_ids), "allow_is_causal_skip"
+        has_bias = self.position_bias is not None
         if has_bias and self.config._attn_implementation not in BIASED_IMPLEMENTATIONS:
             raise ValueError(
                 f"positions {self.config.positions} add numbers to the scores, which only the attention functions "
@@ -199,12 +198,19 @@ class GnomonModel(GnomonPreTrainedModel):
                 "attn_implementation"
             )
         options = {skip: False} if has_bias else {}
-        mask = build(config=self.config, inputs_embeds=embeds, attention_mask=attention_mask, cache=cache, **options)
-        if self.position_bias is None:
-            return mask
-        queries = torch.arange(embeds.shape[1], device=embeds.device) + seen
-        bias = self.position_bias(queries, torch.arange(mask.shape[-1], device=embeds.device))
-        return add_to_mask(mask, bias, embeds.dtype)
+        return build(config=self.config, inputs_embeds=embeds, attention_mask=attention_mask, cache=cache, **options)
+
+    @staticmethod
+    def _key_positions(
+        position_ids: Tensor, attention_mask: Tensor | None, cache: Cache | None, num_keys: int
+    ) -> Tensor:
+        """Positions of the keys: the tokens' own without a cache, else counted as theirs were by default."""
+        if cache is None:
+            return position_ids
+        if attention_mask is not None and attention_mask.dim() == 2:
+            counted = (attention_mask.long().cumsum(-1) - 1).clamp(min=0)
+            return F.pad(counted, (0, max(num_keys - counted.shape[1], 0)))[:, :num_keys]
+        return torch.arange(num_keys, device=position_ids.device).unsqueeze(0)
 
     def _embed(self, embeds: Tensor, position_ids: Tensor) -> Tensor:
         """Token embeddings, scaled, with positions added where the scheme adds them."""

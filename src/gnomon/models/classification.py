@@ -97,8 +97,7 @@ class GnomonForSequenceClassification(GnomonPreTrainedModel):
             attention_mask=attention_mask,
             position_ids=position_ids,
             inputs_embeds=inputs_embeds,
-            use_cache=False,
-            **kwargs,
+            **{"use_cache": False, **kwargs},
         )
         how = self.config.classifier_pooling or ("last" if self.model.is_causal else "mean")
         logits = self.classifier(self.dropout(pool(outputs.last_hidden_state, attention_mask, how)))
@@ -171,8 +170,7 @@ class GnomonForTokenClassification(GnomonPreTrainedModel):
             attention_mask=attention_mask,
             position_ids=position_ids,
             inputs_embeds=inputs_embeds,
-            use_cache=False,
-            **kwargs,
+            **{"use_cache": False, **kwargs},
         )
         logits = self.classifier(self.dropout(outputs.last_hidden_state))
         loss = None if labels is None else token_loss(logits, labels, num_items=num_items)

@@ -71,8 +71,8 @@ class RelativeBias(nn.Module):
         nn.init.normal_(self.weight, std=self.std)
 
     def forward(
-        self, queries: Int[Tensor, "length"], keys: Int[Tensor, "source"]
-    ) -> Float[Tensor, "1 heads length source"]:
+        self, queries: Int[Tensor, "#batch length"], keys: Int[Tensor, "#batch source"]
+    ) -> Float[Tensor, "#batch heads length source"]:
         """The bias of every query and key.
 
         Args:
@@ -80,15 +80,15 @@ class RelativeBias(nn.Module):
             keys: positions of the keys.
 
         Returns:
-            The bias, one for all rows of a batch.
+            The bias.
         """
         buckets = relative_buckets(
-            keys.unsqueeze(0) - queries.unsqueeze(1),
+            keys.unsqueeze(1) - queries.unsqueeze(2),
             is_bidirectional=self.is_bidirectional,
             num_buckets=self.num_buckets,
             max_distance=self.max_distance,
         )
-        return self.weight[buckets].permute(2, 0, 1).unsqueeze(0)
+        return self.weight[buckets].movedim(-1, 1)
 
 
 def alibi_slopes(num_heads: int) -> list[float]:
@@ -126,15 +126,15 @@ class Alibi(nn.Module):
         self.slopes = alibi_slopes(num_heads)
 
     def forward(
-        self, queries: Int[Tensor, "length"], keys: Int[Tensor, "source"]
-    ) -> Float[Tensor, "1 heads length source"]:
+        self, queries: Int[Tensor, "#batch length"], keys: Int[Tensor, "#batch source"]
+    ) -> Float[Tensor, "#batch heads length source"]:
         """The bias of every query and key (see `RelativeBias.forward`)."""
-        distances = (keys.unsqueeze(0) - queries.unsqueeze(1)).abs().float()
+        distances = (keys.unsqueeze(1) - queries.unsqueeze(2)).abs().float()
         slopes = torch.tensor(self.slopes, device=distances.device)
-        return (-slopes.view(-1, 1, 1) * distances).unsqueeze(0)
+        return -slopes.view(-1, 1, 1) * distances.unsqueeze(1)
 
 
-def add_to_mask(mask: Tensor, bias: Float[Tensor, "1 heads length source"], dtype: torch.dtype) -> Tensor:
+def add_to_mask(mask: Tensor, bias: Float[Tensor, "#batch heads length source"], dtype: torch.dtype) -> Tensor:
     """Join a bias and a mask in the form that attention functions add to the scores.
 
     Args:
