@@ -4,6 +4,8 @@ import json
 import math
 import os
 import pickle
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -301,6 +303,18 @@ def test_what_cannot_be_converted_is_refused_and_nothing_is_written(
     with pytest.raises(error, match=message):
         convert(*arguments)
     assert sorted(tmp_path.rglob("*")) == before
+    assert not (tmp_path / "sprung").exists()
+
+
+def test_the_command_itself_ends_with_one_sentence_and_exit_code_2(tmp_path: Path) -> None:
+    """A file with code in it, from a shell: one error line on stderr, no traceback, nothing run, nothing written."""
+    command = [Path(sys.executable).parent / "gnomon", "convert", *spoil(tmp_path, "code in the file")]
+    result = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+    assert result.returncode == 2
+    (sentence,) = [line for line in result.stderr.splitlines() if line.startswith("error: ")]
+    assert "It is refused, and nothing in it was run" in sentence
+    assert "Traceback" not in result.stderr
+    assert not (tmp_path / "ours").exists()
     assert not (tmp_path / "sprung").exists()
 
 
