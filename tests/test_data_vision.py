@@ -279,3 +279,17 @@ def test_augmentation_out_of_range_is_refused(setting):
     """Each setting has a range, and the message names the setting."""
     with pytest.raises(ValueError, match=next(iter(setting))):
         ImageAugmentation(**setting)
+
+
+@pytest.mark.parametrize("first", ["gnomon", "transformers"])
+def test_gray_processor_is_known_whatever_is_imported_first(tmp_path, first):
+    """After `import gnomon`, AutoImageProcessor and the image pipelines' own imports find it in a folder."""
+    import subprocess
+    import sys
+
+    build_image_processor((4, 4), 1).save_pretrained(tmp_path)
+    imports = ["import gnomon", "from transformers import AutoImageProcessor"]
+    lines = imports if first == "gnomon" else imports[::-1]
+    code = "; ".join([*lines, "import sys", "print(type(AutoImageProcessor.from_pretrained(sys.argv[1])).__name__)"])
+    result = subprocess.run([sys.executable, "-c", code, tmp_path], capture_output=True, text=True, check=False)
+    assert result.stdout.strip() == "GnomonGrayImageProcessor", result.stderr

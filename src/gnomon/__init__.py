@@ -52,6 +52,9 @@ _PUBLIC = {
 _HEADS = "gnomon.models.heads"
 """The module that makes transformers' Auto classes know every model of the library, when it is imported."""
 
+_PROCESSORS = {"transformers.models.auto.image_processing_auto": "gnomon.data.image_processing"}
+"""A module of transformers -> ours that makes it know our processors, when it is imported."""
+
 _AUTO_CLASSES = "transformers.models.auto.configuration_auto"
 
 _NEEDED = (
@@ -119,3 +122,5 @@ def _register(loaded: ModuleType) -> None:
 
 for _name in _NEEDED:
     wrapt.register_post_import_hook(_register, _name)
+for _name in _PROCESSORS:
+    wrapt.register_post_import_hook(lambda loaded: importlib.import_module(_PROCESSORS[loaded.__name__]), _name)
