@@ -293,3 +293,14 @@ def test_gray_processor_is_known_whatever_is_imported_first(tmp_path, first):
     code = "; ".join([*lines, "import sys", "print(type(AutoImageProcessor.from_pretrained(sys.argv[1])).__name__)"])
     result = subprocess.run([sys.executable, "-c", code, tmp_path], capture_output=True, text=True, check=False)
     assert result.stdout.strip() == "GnomonGrayImageProcessor", result.stderr
+
+
+def test_a_stray_table_among_class_folders_does_no_harm(folder):
+    """Beside class folders only metadata and labels are taken for the table of images; two of those are refused."""
+    (folder / "notes.csv").write_text("who,when\nme,today\n")
+    assert len(load_images(source=folder, image_size=8).classes) == 3
+    (folder / "metadata.csv").write_text("image,label\ncat/0.png,cat\ndog/0.png,dog\n")
+    assert load_images(source=folder, image_size=8).classes == ("cat", "dog")
+    (folder / "labels.csv").write_text("image,label\n")
+    with pytest.raises(ValueError, match=r"holds 2 tables \(labels\.csv, metadata\.csv\): name one"):
+        load_images(source=folder)

@@ -179,17 +179,21 @@ def side_folders(folder: Path) -> tuple[Path, Path] | None:
 def find_table(folder: Path, usual: Sequence[str]) -> Path | None:
     """The table in a folder that says what its files are: one of the usual names, or the only one there is.
 
+    Beside class folders only the usual names count, so that a stray list among them does no harm.
+
     Raises:
         ValueError: There are several, none with a usual name.
     """
     tables = sorted(file for file in folder.iterdir() if file.suffix.lower() in TABLE_ENDINGS)
     named = [file for file in tables if file.stem in usual]
-    if len(named or tables) > 1:
+    has_folders = any(place.is_dir() and not place.name.startswith(".") for place in folder.iterdir())
+    found = named if named or has_folders else tables
+    if len(found) > 1:
         raise ValueError(
-            f"{folder} holds {len(named or tables)} tables ({', '.join(file.name for file in (named or tables)[:3])}): "
-            "name one of them as data.source"
+            f"{folder} holds {len(found)} tables ({', '.join(file.name for file in found[:3])}): name one of them as "
+            "data.source"
         )
-    return (named or tables or [None])[0]
+    return found[0] if found else None
 
 
 def take_contents(value: Any, where: str, base: Path | None) -> tuple[Path | bytes, str]:

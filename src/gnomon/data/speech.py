@@ -175,13 +175,13 @@ def load_speech(
     output_length = subsampling if callable(subsampling) else lambda frames: -(-frames // int(subsampling))
     sides = []
     for clips in (train, held_out):
-        sides.append(_make_rows(clips, extractor, tokenizer, objective, output_length, longest_seconds))
+        sides.append(encode_clips(clips, extractor, tokenizer, objective, output_length, longest_seconds))
     sides[0].augmentation = augmentation
     left_out = LeftOut(train.left_out.reasons | held_out.left_out.reasons)
     return SpeechSplits(*sides, tokenizer, extractor, output_length, left_out, title)
 
 
-def _make_rows(
+def encode_clips(
     clips: Clips,
     extractor: Any,
     tokenizer: "PreTrainedTokenizerBase",
@@ -189,7 +189,15 @@ def _make_rows(
     output_length: Callable[[int], int],
     longest_seconds: float | None,
 ) -> SpeechRows:
-    """The clips that can be used with their labels; the others are listed.
+    """Rows of the clips that can be used; the others are left out and listed.
+
+    Args:
+        clips: The sounds with their normalized transcripts.
+        extractor: What `build_feature_extractor` made.
+        tokenizer: Makes labels of transcripts.
+        objective: `ctc`, or `seq2seq`, whose labels end with the tokenizer's end mark.
+        output_length: Frames -> what is left of them after the model's subsampling.
+        longest_seconds: Longer clips are left out; none if None.
 
     Raises:
         ValueError: None can be used.
