@@ -37,7 +37,7 @@ class Axis:
     @property
     def is_copied(self) -> bool:
         """Whether every index has a source, and some old one has several copies."""
-        return bool((self.source >= 0).all()) and len(self.source) > len(self.source.unique())
+        return bool((self.source >= 0).all()) and len(self.source) > len(set(self.source.tolist()))
 
 
 def extend(size: int, new_size: int | None = None, *, silent: bool = False) -> Axis:

@@ -173,7 +173,7 @@ def bias_correction(rule: RowRule, state: dict[str, Any], group: dict[str, Any])
     if own <= 0 or rule.born == 0:
         return 1.0
     first, second = (float(beta) for beta in group["betas"])
-    return (1 - first**total) / (1 - first**own) * math.sqrt((1 - second**own) / (1 - second**total))
+    return float((1 - first**total) / (1 - first**own) * math.sqrt((1 - second**own) / (1 - second**total)))
 
 
 def decoupled_decay(optimizer: Optimizer, group: dict[str, Any]) -> float:
