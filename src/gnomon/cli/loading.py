@@ -10,7 +10,7 @@ TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
 
 
 def load_model(folder: Path) -> "PreTrainedModel":
-    """Load a language model for evaluation, on the accelerator if there is one.
+    """Load a language model for evaluation, on the accelerator if there is one; a graft's folder with its base.
 
     Raises:
         FileNotFoundError: There is no such folder, or no configuration or no weights in it.
@@ -22,12 +22,13 @@ def load_model(folder: Path) -> "PreTrainedModel":
     from safetensors import SafetensorError
     from transformers.utils import logging
 
+    from gnomon.training.grafting import is_graft, load_grafted
     from gnomon.training.preparation import load_checkpoint
 
     logging.disable_progress_bar()
     logging.set_verbosity_error()
     try:
-        model = load_checkpoint(folder)
+        model = load_grafted(folder) if is_graft(folder) else load_checkpoint(folder)
     except SafetensorError as error:
         raise ValueError(f"the weights of {folder} are damaged ({error}): name another checkpoint.") from error
     return model.to("cuda" if torch.cuda.is_available() else "cpu").eval()

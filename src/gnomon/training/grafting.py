@@ -22,7 +22,7 @@ from transformers import (
 from transformers.trainer_callback import PrinterCallback
 
 from gnomon.data.packing import PackedText, collate
-from gnomon.growth.graft_files import load_graft, read_graft
+from gnomon.growth.graft_files import CONFIG_FILE, load_graft, read_graft
 from gnomon.models.config import GnomonConfig
 
 GGUF = ".gguf"
@@ -77,6 +77,18 @@ def load_base_tokenizer(path: Path) -> PreTrainedTokenizerBase | None:
     if not any((path / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json")):
         return None
     return AutoTokenizer.from_pretrained(path, local_files_only=True, trust_remote_code=False)
+
+
+def is_graft(folder: Path) -> bool:
+    """Whether a folder holds a graft and no model.
+
+    Args:
+        folder: any.
+
+    Returns:
+        The answer.
+    """
+    return (folder / CONFIG_FILE).is_file()
 
 
 def load_grafted(folder: Path) -> PreTrainedModel:
