@@ -60,6 +60,21 @@ def test_a_curve_is_the_runs_own_ledger(runs: Path) -> None:
     assert curve.flops[0] == pytest.approx(ledger[0]["flops"] * tokens / ledger[0]["tokens"])
 
 
+def test_evaluations_of_a_part_are_moved_to_the_scale_of_the_whole(tmp_path: Path) -> None:
+    """A stage whose last partial evaluation is 0.5 below the ledger's loss has all its evaluations raised by 0.5."""
+    stage = {"stage": 0, "status": "finished", "tokens": 100, "cumulative_tokens": 100, "flops": 10.0}
+    ledger = {**stage, "cumulative_flops": 10.0, "validation_loss": 2.5}
+    rows = [
+        {"stage": 0, "tokens": 50, "validation_loss": 3.0},
+        {"stage": 0, "tokens": 50, "loss": 9.0},
+        {"stage": 0, "tokens": 100, "validation_loss": 2.0},
+    ]
+    (tmp_path / "ledger.jsonl").write_text(json.dumps(ledger) + "\n")
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    curve = read_curve(tmp_path)
+    assert (curve.flops, curve.losses, curve.stage_ends) == ([5.0], [3.5], [(10.0, 2.5)])
+
+
 def test_the_figure_is_the_same_every_time(runs: Path, tmp_path: Path) -> None:
     """SVG and PNG are written, and the SVG of the same runs is the same bytes."""
     curves = [read_curve(runs / name) for name in ("grown", "scratch")]

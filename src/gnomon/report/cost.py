@@ -94,6 +94,9 @@ def run_names(runs: Sequence[Path | str]) -> list[str]:
 def read_curve(run: Path | str, name: str | None = None) -> CostCurve:
     """Read a run's curve from its ledger and metrics.
 
+    Evaluations during a stage may have read a part of the held-out text, the ledger all of it. Where both stand, at the
+    stage's end, their difference is known, and the stage's evaluations are moved by it.
+
     Args:
         run: The run's folder.
         name: What tables and figures call it; the folder's own if None.
@@ -108,15 +111,16 @@ def read_curve(run: Path | str, name: str | None = None) -> CostCurve:
     ledger = [row for row in read_rows(folder.ledger) if row["status"] == "finished"]
     if not ledger:
         raise FileNotFoundError(f"{run} holds no finished stage (ledger.jsonl); name the folder of a finished run.")
+    rows = [row for row in read_rows(folder.metrics) if "validation_loss" in row and row["stage"] < len(ledger)]
+    at_end = {row["stage"]: row["validation_loss"] for row in rows}
     flops, losses = [], []
-    for row in read_rows(folder.metrics):
-        if "validation_loss" in row and row["stage"] < len(ledger):
-            stage = ledger[row["stage"]]
-            tokens = row["tokens"] - (stage["cumulative_tokens"] - stage["tokens"])
-            before = stage["cumulative_flops"] - stage["flops"]
-            if tokens < stage["tokens"]:  # a stage's end is the ledger's: on all held-out text, in float32
-                flops.append(before + stage["flops"] * tokens / stage["tokens"])
-                losses.append(row["validation_loss"])
+    for row in rows:
+        stage = ledger[row["stage"]]
+        tokens = row["tokens"] - (stage["cumulative_tokens"] - stage["tokens"])
+        before = stage["cumulative_flops"] - stage["flops"]
+        if tokens < stage["tokens"]:  # a stage's end is the ledger's: on all held-out text, in float32
+            flops.append(before + stage["flops"] * tokens / stage["tokens"])
+            losses.append(row["validation_loss"] + stage["validation_loss"] - at_end[row["stage"]])
     ends = [(float(row["cumulative_flops"]), row["validation_loss"]) for row in ledger]
     return CostCurve(name or Path(run).name, flops, losses, ends)
 
