@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from gnomon.report.card import write_card
 from gnomon.report.figures import draw_loss_curve, draw_sweep, save_figure
 from gnomon.report.tables import sweep_cells, to_csv, to_markdown
 from gnomon.training import stages
@@ -25,7 +26,7 @@ def train(
     overrides: Sequence[str] = (),
     progress: bool = True,
 ) -> RunResult:
-    """Train as a recipe says, and draw the losses.
+    """Train as a recipe says, draw the losses, and write the model's card.
 
     Args:
         recipe: A YAML file, the name of a packaged recipe, a mapping, or a loaded recipe.
@@ -51,10 +52,20 @@ def train(
     try:
         result = stages.run(loaded, output, resume=resume, progress=progress)
     except DivergenceError:
-        draw_run(output)
+        describe_run(output)
         raise
-    draw_run(output)
+    describe_run(output)
     return result
+
+
+def describe_run(output: Path | str) -> None:
+    """Draw a run's losses and write the card of its model, as far as it has come.
+
+    Args:
+        output: The run's folder.
+    """
+    draw_run(output)
+    write_card(output)
 
 
 def draw_run(output: Path | str, *, floors: Mapping[str, float] | None = None) -> list[Path]:
