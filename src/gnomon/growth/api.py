@@ -8,12 +8,13 @@ from torch import Tensor
 from torch.optim import Optimizer
 from transformers import PreTrainedModel
 
-from gnomon.growth.depth import insert_layers
+from gnomon.growth.depth import DEPTHS, insert_layers
 from gnomon.growth.optimizer import check_optimizer
 from gnomon.growth.report import GrowthReport, measured
 from gnomon.growth.sites import PARTS, TOKEN_SIZES, describe, put, sites
 from gnomon.growth.tokens import check_growth, new_tokens
-from gnomon.growth.width import WIDTHS, grow_width
+from gnomon.growth.width import grow_width
+from gnomon.growth.widths import WIDTHS
 
 
 def grow(
@@ -45,8 +46,8 @@ def grow(
             (`replicate`) or weights (`net2net`, `hypercloning`).
         probe: keyword arguments of a forward pass to measure on; random ids if None.
         sizes: config fields with their values after growth: `num_attention_tokens`, `num_output_tokens`,
-            `num_feed_forward_tokens`; or `num_hidden_layers`; or `intermediate_size`, `num_attention_heads`,
-            `num_key_value_heads`, `head_dim`, `hidden_size`.
+            `num_feed_forward_tokens`; or `num_hidden_layers` (of a pair `encoder_layers`, `decoder_layers`); or
+            `intermediate_size`, `num_attention_heads`, `num_key_value_heads`, `head_dim`, `hidden_size`.
 
     Returns:
         The report.
@@ -57,11 +58,11 @@ def grow(
     common = {"optimizer": optimizer, "seed": seed, "probe": probe}
     kinds = {
         "tokens": set(sizes) & set(TOKEN_SIZES),
-        "layers": set(sizes) & {"num_hidden_layers"},
+        "layers": set(sizes) & set(DEPTHS),
         "widths": set(sizes) & set(WIDTHS),
     }
     if unknown := sorted(set(sizes) - set().union(*kinds.values())):
-        known = (*TOKEN_SIZES, "num_hidden_layers", *WIDTHS)
+        known = (*TOKEN_SIZES, *DEPTHS, *WIDTHS)
         raise ValueError(f"{unknown[0]} is no size that grows; there are {', '.join(known)}")
     if sum(map(bool, kinds.values())) > 1:
         raise ValueError(f"tokens, layers and widths grow in calls of their own; got {', '.join(sizes)} in one")

@@ -62,24 +62,6 @@ def tolerance(dtype: torch.dtype) -> float:
     return TOLERANCE.get(dtype, 2**-6)
 
 
-def probe_batch(model: PreTrainedModel, *, seed: int = 0, rows: int = 4, length: int = 32) -> dict[str, Tensor]:
-    """Random token ids to compare a model with itself before and after.
-
-    Args:
-        model: a text model.
-        seed: of the ids.
-        rows: of the batch.
-        length: of each row.
-
-    Returns:
-        The keyword arguments of a forward pass.
-    """
-    generator = torch.Generator().manual_seed(seed)
-    length = min(length, model.config.max_position_embeddings)
-    ids = torch.randint(model.config.vocab_size, (rows, length), generator=generator)
-    return {"input_ids": ids.to(model.device)}
-
-
 @torch.no_grad()
 def probe_outputs(model: PreTrainedModel, batch: Mapping[str, Tensor]) -> Tensor:
     """The model's outputs on a batch, dropout off, in float64 for the comparison.
@@ -145,7 +127,7 @@ def measured(
     Returns:
         The report.
     """
-    batch = probe_batch(model) if probe is None else probe
+    batch = model.random_inputs() if probe is None else probe
     before, parameters = probe_outputs(model, batch), count(model)
     rows = change()
     relative, largest = gap(before, probe_outputs(model, batch))

@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 
 from gnomon.growth.measure import TokenStatistics, observe
 from gnomon.growth.optimizer import check_optimizer
-from gnomon.growth.report import GrowthReport, measured, probe_batch
+from gnomon.growth.report import GrowthReport, measured
 from gnomon.growth.sites import PARTS, Site, describe, put, sites
 from gnomon.growth.tokens import NewTokens
 
@@ -63,7 +63,7 @@ def shrink(
     if optimizer is not None:
         held = [(f"{site.name}.{part}", getattr(site.module, part)) for site in shrinking for part in PARTS]
         check_optimizer(optimizer, model, held)
-    batch = probe_batch(model) if probe is None else probe
+    batch = model.random_inputs() if probe is None else probe
     statistics = observe(model, [batch])
     plans = [_plan(site, statistics[site.name], importance) for site in shrinking]
 

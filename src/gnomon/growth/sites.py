@@ -10,6 +10,7 @@ from transformers import PreTrainedModel
 
 from gnomon.growth.optimizer import grow_parameter
 from gnomon.growth.tokens import NewTokens
+from gnomon.models.backbone import GnomonModel
 from gnomon.models.sizes import ATTENTION_SITES, SITES, check_tokens, compact, layer_tokens
 from gnomon.nn.blocks import Block
 from gnomon.nn.projections import Pattention
@@ -41,13 +42,25 @@ def pattentions(model: nn.Module) -> Iterator[tuple[str, int, Pattention]]:
         model: any model built of the library's blocks.
 
     Returns:
-        Name, index of the block, and layer, in the order of the model.
+        Name, index of the block among all blocks, and layer, in the order of the model.
     """
-    for name, block in model.named_modules():
-        if isinstance(block, Block):
-            for inner, module in block.named_modules():
-                if isinstance(module, Pattention) and module.site in SITES:
-                    yield f"{name}.{inner}", block.attention.layer_index, module
+    named = ((name, block) for name, block in model.named_modules() if isinstance(block, Block))
+    for layer, (name, block) in enumerate(named):
+        for inner, module in block.named_modules():
+            if isinstance(module, Pattention) and module.site in SITES:
+                yield f"{name}.{inner}", layer, module
+
+
+def stacks(model: nn.Module) -> list[GnomonModel]:
+    """The stacks of blocks of a model, in order: one, or an encoder and its decoder.
+
+    Args:
+        model: any model of the library.
+
+    Returns:
+        The stacks.
+    """
+    return [module for module in model.modules() if isinstance(module, GnomonModel)]
 
 
 def sites(model: PreTrainedModel, sizes: Mapping[str, Any], layers: Iterable[int] | None, verb: str) -> list[Site]:

@@ -10,12 +10,14 @@ from transformers import PreTrainedModel
 
 from gnomon.growth.axes import Axis, balanced_offsets, cloned, duplicate, entries, extend, random_copies, take, widen
 from gnomon.growth.report import GrowthReport, measured
+from gnomon.growth.sites import stacks
+from gnomon.growth.widths import check_widths
+from gnomon.models.backbone import GnomonModel
 from gnomon.models.config import GnomonConfig
+from gnomon.nn.attention import Attention
 from gnomon.nn.blocks import Block
-from gnomon.nn.projections import Pattention
-
-WIDTHS = ("intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim", "hidden_size")
-METHODS = ("exact", "net2net", "hypercloning")
+from gnomon.nn.placements import PLACEMENTS, has_inner_norm
+from gnomon.nn.projections import Linear, Pattention
 
 
 def grow_width(
@@ -64,8 +66,7 @@ def grow_width(
         widening.grow_ends(model)
         for name, value in widening.fields().items():
             setattr(config, name, value)
-        for block in blocks(model):
-            attention = block.attention
+        for attention in (module for module in model.modules() if isinstance(module, Attention)):
             attention.head_size, attention.scaling = config.head_dim, config.head_dim**-0.5
             attention.num_key_value_groups = config.num_attention_heads // config.num_key_value_heads
         return [{"name": name, "exact": widening.is_exact, "dead": 0} for name in sizes]
@@ -73,44 +74,15 @@ def grow_width(
     return measured(model, change, init=method, probe=probe)
 
 
+def last_norm(stack: GnomonModel) -> nn.Module:
+    """The norm that a stack's output comes from: the final one, or after a post-norm placement the last block's."""
+    has_final = any(True for _ in stack.norm.parameters())
+    return stack.norm if has_final else stack.layers[-1].feed_forward_residual.outer
+
+
 def blocks(model: nn.Module) -> Iterator[Block]:
     """The blocks of a model, in order."""
     return (module for module in model.modules() if isinstance(module, Block))
-
-
-def check_widths(config: GnomonConfig, method: str, sizes: Mapping[str, int]) -> None:
-    """Refuse widths that cannot be grown to.
-
-    Args:
-        config: of the model.
-        method: of `METHODS`.
-        sizes: asked for.
-
-    Raises:
-        ValueError: with the rule, the value and the remedy.
-    """
-    if method not in METHODS:
-        raise ValueError(f"method must be one of {', '.join(METHODS)}; got {method!r}")
-    if not sizes or (unknown := sorted(set(sizes) - set(WIDTHS))):
-        raise ValueError(f"widths are {', '.join(WIDTHS)}; got {unknown[0] if sizes else 'none'}")
-    for name, value in sizes.items():
-        present = getattr(config, name)
-        if present is None:
-            raise ValueError(
-                f"{name} cannot grow: the feed-forward layer is a Pattention; grow num_feed_forward_tokens"
-            )
-        if not isinstance(value, int) or value < present:
-            raise ValueError(f"{name} is {present} and grows to a larger whole number; got {value!r}")
-    if all(value == getattr(config, name) for name, value in sizes.items()):
-        raise ValueError(f"nothing grows: the model already has {dict(sizes)}; ask for larger widths")
-    if method != "exact" and sizes.get("head_dim", config.head_dim) != config.head_dim:
-        raise ValueError("head_dim grows by method exact alone, since copied dimensions would not turn alike")
-    width = sizes.get("hidden_size", config.hidden_size)
-    if width % config.hidden_size and not {config.norm, config.final_norm} <= {"rms"}:
-        raise ValueError(
-            f"under LayerNorm the hidden size grows by whole factors, from {config.hidden_size} to "
-            f"{2 * config.hidden_size}; got {width}"
-        )
 
 
 class Widening:
@@ -139,14 +111,19 @@ class Widening:
         self.sizes = dict(sizes)
         self.head_dim = self.sizes.get("head_dim", config.head_dim)
         self.heads, self.shared_heads = self._head_axes()
+        self.attended = entries(self.heads, extend(config.head_dim, self.head_dim), config.head_dim)
         width = self.sizes.get("hidden_size", config.hidden_size)
-        padded = method == "exact" and {config.norm, config.final_norm} <= {"rms"}
+        padded = method == "exact" and {config.norm, config.final_norm} <= {"rms", "none"}
         self.hidden = extend(config.hidden_size, width, silent=True) if padded else cloned(config.hidden_size, width)
         self.mean_square = config.hidden_size / width if padded else 1.0
-        inner = config.intermediate_size
-        self.inner = None if inner is None else self._axis(inner, self.sizes.get("intermediate_size", inner))
-        tied_without_gain = config.tie_word_embeddings and config.final_norm == "layer_plain"
-        self.is_exact = padded or width == config.hidden_size or not tied_without_gain
+        inner, self.inner = config.intermediate_size, None
+        if inner is not None:
+            self.inner = self._axis(inner, self.sizes.get("intermediate_size", inner), self._norms("feed_forward"))
+        has_gain = (config.norm if config.final_norm == "none" else config.final_norm) != "layer_plain"
+        reads_share = has_gain and (config.final_norm != "none" or bool(PLACEMENTS[config.norm_placement].outer))
+        keeps_head = padded or width == config.hidden_size or not config.tie_word_embeddings or reads_share
+        keeps_input = width == config.hidden_size or not config.scale_embedding  # its factor sqrt(d) would change
+        self.is_exact = keeps_head and keeps_input and self._keeps_inner_norms()
 
     def fields(self) -> dict[str, Any]:
         """The config fields after growth."""
@@ -159,15 +136,10 @@ class Widening:
         return fields
 
     def grow_block(self, block: Block) -> None:
-        """Grow every layer of a block."""
-        same, attention = extend(self.config.head_dim), block.attention
-        fresh = extend(self.config.head_dim, self.head_dim)
-        silent = extend(self.config.head_dim, self.head_dim, silent=True)
-        queries = entries(self.heads, fresh, len(same.source))
-        self.layer(attention.query, queries, self.hidden, scale=(self.head_dim / self.config.head_dim) ** 0.5)
-        self.layer(attention.key, entries(self.shared_heads, silent, len(same.source)), self.hidden)
-        self.layer(attention.value, entries(self.shared_heads, fresh, len(same.source)), self.hidden)
-        self.layer(attention.output, self.hidden, queries)
+        """Grow every layer and norm of a block."""
+        for attention in (block.attention, block.cross_attention):
+            if attention is not None:
+                self.grow_attention(attention)
         feed_forward = block.feed_forward
         if isinstance(feed_forward, Pattention):
             self.layer(feed_forward, self.hidden, self.hidden)
@@ -176,26 +148,54 @@ class Widening:
                 if hasattr(feed_forward, name):
                     self.layer(getattr(feed_forward, name), self.inner, self.hidden)
             self.layer(feed_forward.down, self.hidden, self.inner)
-        for residual in (block.attention_residual, block.feed_forward_residual):
-            self.norm(residual.before)
+            self.inner_norm(feed_forward.inner_norm, self.inner)
+        for residual in (block.attention_residual, block.cross_attention_residual, block.feed_forward_residual):
+            if residual is not None:
+                for norm in (residual.before, residual.after, residual.outer):
+                    self.norm(norm)
+
+    def grow_attention(self, attention: Attention) -> None:
+        """Grow an attention layer: its projections, its inner norm and the factors of its heads."""
+        size = self.config.head_dim
+        fresh, silent = extend(size, self.head_dim), extend(size, self.head_dim, silent=True)
+        self.layer(attention.query, self.attended, self.hidden, scale=(self.head_dim / size) ** 0.5)
+        self.layer(attention.key, entries(self.shared_heads, silent, size), self.hidden)
+        self.layer(attention.value, entries(self.shared_heads, fresh, size), self.hidden)
+        self.layer(attention.output, self.hidden, self.attended)
+        self.inner_norm(attention.inner_norm, self.attended)
+        for factors in attention.scale_heads.parameters():
+            new = (self.heads.source < 0).to(factors.device)
+            self.replace(factors, take(factors.detach(), self.heads.source, 0).masked_fill(new, 1.0), self.heads)
 
     def grow_ends(self, model: PreTrainedModel) -> None:
-        """Grow embeddings, final norm and head."""
-        config, embedding = self.config, model.get_input_embeddings()
+        """Grow embeddings, positions, final norms and whatever reads the last one."""
+        found = stacks(model)
+        for stack in found:
+            for table in (stack.embed_tokens, stack.embed_positions):
+                if table is not None and table.embedding_dim != len(self.hidden.source):
+                    self.table(table)
+            for bias in stack.position_bias.parameters() if stack.position_bias is not None else ():
+                self.replace(bias, take(bias.detach(), self.heads.source, 1), extend(len(bias)), self.heads)
+            self.norm(stack.norm)
+        head = model.get_output_embeddings()
+        for module in model.modules():
+            outside = isinstance(module, Linear) and module.in_features == self.config.hidden_size
+            if outside and not any(module is part for block in blocks(model) for part in block.modules()):
+                if module is head and self.config.tie_word_embeddings:
+                    head.in_features = len(self.hidden.source)
+                    # a tied table is read as it is written, so the last norm takes the share
+                    for parameter in last_norm(found[-1]).parameters():
+                        parameter.data *= self.hidden.share.to(parameter)
+                else:
+                    self.layer(module, extend(module.out_features), self.hidden)
+
+    def table(self, embedding: nn.Embedding) -> None:
+        """Grow an embedding table's width."""
         rows = extend(embedding.num_embeddings)
-        table = widen(embedding.weight.T, self.hidden, rows, 0.0, None).T.contiguous()
-        self.replace(embedding.weight, table, rows, self.hidden)
+        if embedding.weight.shape[1] != len(self.hidden.source):  # a tied one has been grown already
+            grown = widen(embedding.weight.T, self.hidden, rows, 0.0, None).T.contiguous()
+            self.replace(embedding.weight, grown, rows, self.hidden)
         embedding.embedding_dim = len(self.hidden.source)
-        norm, head = model.base_model.norm, model.get_output_embeddings()
-        self.norm(norm)
-        if head is None:
-            return
-        head.in_features = len(self.hidden.source)
-        if config.tie_word_embeddings:
-            for parameter in norm.parameters():  # a tied table is read as it is written, so the norm takes the share
-                parameter.data *= self.hidden.share.to(parameter)
-        else:
-            self.layer(head, extend(head.out_features), self.hidden)
 
     def layer(self, module: nn.Module, writes: Axis, reads: Axis, scale: float = 1.0) -> None:
         """Grow a linear layer or a Pattention; `scale` is put on what it writes."""
@@ -230,6 +230,16 @@ class Widening:
             module.normalized_shape = (len(new),)
             module.eps *= self.mean_square
 
+    def inner_norm(self, module: nn.Module, axis: Axis) -> None:
+        """Grow a norm inside a sublayer: copies have their originals' gain, new entries 1 and no bias."""
+        new = axis.source < 0
+        for name, parameter in module.named_parameters():
+            data = take(parameter.detach(), axis.source, 0)
+            fill = 0.0 if name == "bias" else 1.0
+            self.replace(parameter, data.masked_fill(new.to(data.device), fill), axis)
+        if hasattr(module, "normalized_shape"):
+            module.normalized_shape = (len(new),)
+
     def replace(self, parameter: nn.Parameter, data: Tensor, *axes: Axis) -> None:
         """Put new data in place and let the optimizer's state follow the same indices."""
         shape = parameter.shape
@@ -242,12 +252,28 @@ class Widening:
                     value = take(value, axis.source, number)
                 self.optimizer.state[parameter][key] = value
 
-    def _axis(self, size: int, new_size: int) -> Axis:
-        if self.method == "exact":
-            return extend(size, new_size)
-        return (
-            cloned(size, new_size) if self.method == "hypercloning" else random_copies(size, new_size, self.generator)
-        )
+    def _norms(self, sublayer: str) -> bool:
+        """Whether a sublayer has an inner norm; entries that it has not seen would change what it divides by."""
+        config = self.config
+        if sublayer == "feed_forward":
+            return has_inner_norm(config.norm_placement, config.feed_forward, config.score)
+        return sublayer in PLACEMENTS[config.norm_placement].inner
+
+    def _keeps_inner_norms(self) -> bool:
+        """Whether every axis under an inner norm grows by copying all of it equally often, or not at all."""
+        normed = [self.attended] if self._norms("attention") else []
+        normed += [self.inner] if self.inner is not None and self._norms("feed_forward") else []
+        for axis in normed:
+            counts = torch.bincount(axis.source.clamp(min=0))
+            if bool((axis.source < 0).any()) or len(counts.unique()) > 1:
+                return False
+        return True
+
+    def _axis(self, size: int, new_size: int, is_normed: bool = False) -> Axis:
+        """How an axis grows by the method; one under an inner norm by whole copies where that can be exact."""
+        if self.method == "hypercloning" or (self.method == "exact" and is_normed and new_size % size == 0):
+            return cloned(size, new_size)
+        return extend(size, new_size) if self.method == "exact" else random_copies(size, new_size, self.generator)
 
     def _head_axes(self) -> tuple[Axis, Axis]:
         """Axes of the query heads and of the key-value heads; heads that share a key stay together."""
@@ -260,7 +286,7 @@ class Widening:
                 f"each of {shared} key-value heads serves {group} heads, and must serve no fewer after growth (where "
                 f"units are copied, as many); got {new_heads} heads and {new_shared} key-value heads"
             )
-        axis = self._axis(shared, new_shared)
+        axis = self._axis(shared, new_shared, self._norms("attention") and new_group == group)
         inner = torch.cat((torch.arange(group), torch.full((new_group - group,), -1)))
         groups = axis.source[:, None]
         source = torch.where((groups < 0) | (inner < 0), -1, groups * group + inner).flatten()

@@ -60,6 +60,23 @@ class GnomonPreTrainedModel(PreTrainedModel):
             reset()
 
 
+    def random_inputs(self, *, seed: int = 0, rows: int = 4, length: int = 32) -> dict[str, Tensor]:
+        """Inputs that mean nothing, to compare a model with itself before and after a change.
+
+        Args:
+            seed: of the numbers.
+            rows: of the batch.
+            length: of each row; no longer than the model's positions.
+
+        Returns:
+            The keyword arguments of a forward pass.
+        """
+        generator = torch.Generator().manual_seed(seed)
+        length = min(length, self.config.max_position_embeddings)
+        ids = torch.randint(self.config.vocab_size, (2, rows, length), generator=generator).to(self.device)
+        return {"input_ids": ids[0]} | ({"decoder_input_ids": ids[1]} if self.config.is_encoder_decoder else {})
+
+
 class GnomonModel(GnomonPreTrainedModel):
     """The stack of blocks between token embeddings and the final norm, without a head.
 

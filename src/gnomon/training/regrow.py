@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from gnomon.growth.report import GrowthReport, gap, probe_batch, probe_outputs, tolerance
+from gnomon.growth.report import GrowthReport, gap, probe_outputs, tolerance
 from gnomon.training.checkpoints import publish
 from gnomon.training.growth import OPTIMIZER_FILE, load_optimizer
 from gnomon.training.preparation import load_checkpoint
@@ -43,7 +43,7 @@ def change_checkpoint(source: Path, output: Path, change: Change) -> tuple[Growt
     named = str(read_json(source / "config.json").get("dtype") or "float32")
     stored = getattr(torch, named)
     optimizer = load_optimizer(source, model.double())
-    batch = probe_batch(model)
+    batch = model.random_inputs()
     before = probe_outputs(deepcopy(model).to(stored), batch)
     report = change(model, optimizer)
     model.to(stored)
