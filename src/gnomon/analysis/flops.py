@@ -121,6 +121,8 @@ def _layer_norms(fields: Mapping[str, Any]) -> int:
 def count_parameters(fields: Mapping[str, Any]) -> ParameterCounts:
     """Count a language model's parameters from its configuration.
 
+    Of an encoder-decoder the weights are exact, and the norms lack those before its looks at the source.
+
     Args:
         fields: A preset's fields, or those of a checkpoint's `config.json`; defaults are filled in.
 
@@ -145,6 +147,8 @@ def count_parameters(fields: Mapping[str, Any]) -> ParameterCounts:
             _project(fields, width, key_size, tokens["value"]),
             _project(fields, query_size, width, tokens["output"]),
         ]
+        if fields["is_encoder_decoder"] and layer >= fields["encoder_layers"]:
+            attention += attention[-4:]  # the decoder looks at the source through projections of the same sizes
         feed_forward.append(_feed_forward(fields, tokens["feed_forward"]))
     table = fields["vocab_size"] * width
     return ParameterCounts(
@@ -173,6 +177,9 @@ def token_attention_flops(fields: Mapping[str, Any], sequence_length: int) -> in
 def forward_flops_per_token(fields: Mapping[str, Any], sequence_length: int) -> int:
     """Operations of a forward pass, per token: 2 (N + V d) + 4 L d T.
 
+    In an encoder-decoder a token of the source passes the encoder, and one of the target the decoder and the head,
+    whose layers attend twice; the mean of the two is N + V d + 2 (L_encoder + 2 L_decoder) d T.
+
     Differs: the paper's headline figures leave the output head, V d, out.
 
     Args:
@@ -182,6 +189,10 @@ def forward_flops_per_token(fields: Mapping[str, Any], sequence_length: int) -> 
     fields = resolve(fields)
     head = fields["vocab_size"] * fields["hidden_size"]
     products = 2 * (count_parameters(fields).non_embedding + head)
+    if fields["is_encoder_decoder"]:
+        width = fields["num_attention_heads"] * fields["head_dim"]
+        looks = fields["encoder_layers"] + 2 * fields["decoder_layers"]
+        return products // 2 + 2 * looks * width * sequence_length
     return products + token_attention_flops(fields, sequence_length) // sequence_length
 
 

@@ -1,4 +1,4 @@
-"""`gnomon evaluate`: loss, perplexity and bits per byte over a whole set of text, or tasks of lm-evaluation-harness."""
+"""`gnomon evaluate`: a model's score by its own task over a whole set, or tasks of lm-evaluation-harness."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -9,7 +9,22 @@ from gnomon.cli.loading import load_model, load_tokenizer
 from gnomon.cli.outputs import print_json, print_table
 
 if TYPE_CHECKING:
-    from gnomon.evaluation.language_model import LanguageModelScore
+    from gnomon.training.tasks.task import Score
+
+TITLES = {
+    "loss": "loss (nats per target)",
+    "perplexity": "perplexity (per token)",
+    "bits_per_byte": "bits per byte",
+    "pseudo_perplexity": "pseudo-perplexity (per token)",
+    "accuracy": "accuracy (share)",
+    "macro_f1": "F1, mean of the classes",
+    "bleu": "BLEU (0 to 100)",
+    "chrf": "chrF (0 to 100)",
+    "bleu_signature": "BLEU as computed",
+    "tokens": "tokens scored",
+    "unknown": "of which unknown to the tokenizer",
+}
+"""How the table names the numbers of a score."""
 
 
 def evaluate(
@@ -20,6 +35,9 @@ def evaluate(
         str | None, typer.Option(metavar="NAME,NAME", help="Tasks of lm-evaluation-harness, in place of text.")
     ] = None,
     column: Annotated[str, typer.Option(help="The column of the source that holds the text.")] = "text",
+    label_column: Annotated[str | None, typer.Option(help="Of a classifier: the column of the class.")] = None,
+    source_column: Annotated[str | None, typer.Option(help="Of a translation: the column it begins from.")] = None,
+    target_column: Annotated[str | None, typer.Option(help="Of a translation: the column it ends in.")] = None,
     split: Annotated[
         Literal["validation", "train", "all"], typer.Option(help="Which documents to score.")
     ] = "validation",
@@ -32,15 +50,23 @@ def evaluate(
     include_path: Annotated[
         Path | None, typer.Option(help="With --tasks: a folder with YAML files of further tasks.")
     ] = None,
+    baselines: Annotated[
+        bool, typer.Option("--baselines", help="Score what a model has to beat as well: frequencies, or copying.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Score a language model on text it was not trained on, each token exactly once, or on tasks.
+    """Score a model by its own measure on text it was not trained on, or a language model on tasks.
+
+    A language model is asked for each token once, a masked one for each hidden token once; a classifier is scored by
+    accuracy and F1, a translation by BLEU and chrF.
 
     Examples:
 
     gnomon evaluate runs/shakespeare/model --data shakespeare --sequence-length 128
 
     gnomon evaluate runs/shakespeare/model --source letters.txt --split all --json
+
+    gnomon evaluate runs/classification/model --data wordnet --sequence-length 64 --baselines
 
     gnomon evaluate runs/large/model --tasks lambada_openai,hellaswag,piqa,arc_easy,arc_challenge,winogrande
     """
@@ -52,49 +78,75 @@ def evaluate(
         options = {"num_fewshot": num_fewshot, "batch_size": batch_size, "include_path": include_path}
         _evaluate_tasks(checkpoint, tokenizer, tasks, as_json, **options)
         return
-    documents = _read(data, source, column, split)
-    score = _score(checkpoint, tokenizer, documents, sequence_length, batch_size)
+    named = {
+        "name": data,
+        "source": source,
+        "column": column,
+        "label_column": label_column,
+        "source_column": source_column,
+        "target_column": target_column,
+        "sequence_length": sequence_length,
+    }
+    score, floors, rows = _score(checkpoint, tokenizer, named, split, batch_size, baselines)
     if as_json:
         about = {"checkpoint": str(checkpoint), "split": split, "sequence_length": sequence_length}
-        print_json({**about, **score.to_dict()})
+        print_json({**about, **score.to_dict()} | ({"baselines": floors} if baselines else {}))
         return
     print_table(
-        f"{checkpoint} on {data or source}, {split}, windows of {sequence_length} tokens",
+        f"{checkpoint} on {data or source}, {split}, up to {sequence_length} tokens at a time",
         ["measure", "value"],
         [
-            ["loss (nats per token)", f"{score.loss:.4f}"],
-            ["perplexity (per token)", f"{score.perplexity:.3f}"],
-            ["bits per byte", f"{score.bits_per_byte:.4f}"],
-            ["tokens scored", f"{score.tokens:,}"],
-            ["of which unknown to the tokenizer", f"{score.unknown:,}"],
-            ["bytes", f"{score.bytes:,}"],
-            ["documents", f"{len(documents):,}"],
+            *([TITLES.get(name, name), format_measure(value)] for name, value in score.to_dict().items()),
+            ["rows" if isinstance(rows, list) else "documents", f"{len(rows):,}"],
+            *(
+                [f"{floor}: {TITLES.get(name, name)}", format_measure(value)]
+                for floor, values in floors.items()
+                for name, value in values.items()
+            ),
         ],
     )
 
 
-def _read(data: str | None, source: str | None, column: str, split: str) -> dict[str, str]:
-    """The documents to score."""
-    from gnomon.data.text import load_text
-
-    splits = load_text(name=data, source=source, column=column)
-    documents = {} if split == "validation" else dict(splits.train)
-    if split != "train":
-        for name, text in splits.validation.items():
-            documents[name] = documents.get(name, "") + text  # a single document is held out by its last part
-    return documents
+def format_measure(value: object) -> str:
+    """A number of a score as a reader wants it."""
+    return f"{value:.4f}" if isinstance(value, float) else f"{value:,}" if isinstance(value, int) else str(value)
 
 
 def _score(
-    checkpoint: Path, tokenizer: Path | None, documents: dict[str, str], sequence_length: int, batch_size: int
-) -> "LanguageModelScore":
-    """The checkpoint's predictions of the documents."""
-    from gnomon.data.packing import pack
-    from gnomon.evaluation.language_model import evaluate_language_model
+    checkpoint: Path,
+    tokenizer: Path | None,
+    named: dict[str, Any],
+    split: str,
+    batch_size: int,
+    baselines: bool,
+) -> tuple["Score", dict[str, dict[str, float]], Any]:
+    """The checkpoint's score by its own task, what it has to beat, and the rows that were read.
+
+    Raises:
+        ValueError: The model is of no task that can be scored so.
+    """
+    from gnomon.training.options import DataOptions
+    from gnomon.training.tasks import find_task, task_of_head
+    from gnomon.training.tasks.task import both_sides
 
     model = load_model(checkpoint)
-    windows = pack(documents, load_tokenizer(tokenizer or checkpoint, model), sequence_length, allow_short=True)
-    return evaluate_language_model(model, windows, batch_size=batch_size)
+    name = task_of_head(type(model).__name__)
+    if name is None:
+        raise ValueError(f"{checkpoint} holds a {type(model).__name__}, which gnomon evaluate has no score for.")
+    task = find_task(name)
+    options = DataOptions(**{key: value for key, value in named.items() if value is not None})
+    options.check_for(name)
+    chosen = load_tokenizer(tokenizer or checkpoint, model)
+    splits = task.load(options)
+    rows = both_sides(splits) if split == "all" else getattr(splits, split)
+    labels = [label for _, label in sorted(model.config.id2label.items())]
+    encoded = task.encode(rows, chosen, options, labels, False)
+    floors = {}
+    if baselines:
+        floors = task.baselines(task.encode(splits.train, chosen, options, labels, False), encoded)
+        if not floors:
+            raise ValueError(f"task {name} has no baseline to compare with; leave --baselines out.")
+    return task.evaluate(model, encoded, chosen, batch_size), floors, rows
 
 
 def _evaluate_tasks(checkpoint: Path, tokenizer: Path | None, tasks: str, as_json: bool, **options: Any) -> None:

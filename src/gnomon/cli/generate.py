@@ -1,4 +1,4 @@
-"""`gnomon generate`: continue a prompt, printing tokens as they come."""
+"""`gnomon generate`: continue a prompt, printing tokens as they come, or translate it."""
 
 import sys
 from pathlib import Path
@@ -16,9 +16,17 @@ if TYPE_CHECKING:
 
 def generate(
     checkpoint: Annotated[Path, typer.Argument(metavar="CHECKPOINT", help="A checkpoint's folder.")],
-    prompt: Annotated[str, typer.Option("--prompt", "-p", help="The text to continue.")],
-    max_new_tokens: Annotated[int, typer.Option(min=1, help="Tokens to add, at most.")] = 200,
-    temperature: Annotated[float, typer.Option(min=0.0, help="Below 1 is bolder on the likely; 0 is greedy.")] = 1.0,
+    prompt: Annotated[str, typer.Option("--prompt", "-p", help="The text to continue, or to translate.")],
+    max_new_tokens: Annotated[
+        int | None, typer.Option(min=1, help="Tokens to add, at most; 200, or an encoder-decoder's own.")
+    ] = None,
+    temperature: Annotated[
+        float | None,
+        typer.Option(min=0.0, help="Below 1 is bolder on the likely; 0 is greedy. 1, or an encoder-decoder's beams."),
+    ] = None,
+    beams: Annotated[
+        int | None, typer.Option(min=1, help="Of an encoder-decoder: beams of the search; its own if left out.")
+    ] = None,
     top_k: Annotated[int, typer.Option(min=0, help="Keep the k likeliest tokens; 0 keeps all.")] = 0,
     top_p: Annotated[float, typer.Option(min=0.0, max=1.0, help="Keep the likeliest tokens of this mass.")] = 1.0,
     seed: Annotated[int, typer.Option(help="The same seed gives the same text.")] = 0,
@@ -27,17 +35,35 @@ def generate(
         bool, typer.Option("--json", help="Print JSON at the end instead of tokens as they come.")
     ] = False,
 ) -> None:
-    """Continue a prompt.
+    """Continue a prompt; an encoder-decoder translates it.
 
     Examples:
 
     gnomon generate runs/shakespeare/model --prompt "ROMEO:" --temperature 0.8 --top-p 0.95
 
     gnomon generate runs/shakespeare/model -p "To be" --temperature 0 --json
+
+    gnomon generate runs/translation/model -p "Choose a color from the list." --beams 5
     """
     model = load_model(checkpoint)
+    if not model.can_generate():
+        raise ValueError(
+            f"{checkpoint} holds a {type(model).__name__}, which writes no text: name a language model's, or "
+            "use transformers' pipeline for this one."
+        )
     chosen = load_tokenizer(tokenizer or checkpoint, model)
     prompt_ids = encode(prompt, chosen, model)
+    if model.config.is_encoder_decoder:
+        sampled = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed}
+        text, new_tokens = translate(model, chosen, prompt_ids, max_new_tokens, beams, **sampled)
+        if as_json:
+            print_json({"prompt": prompt, "text": text, "new_tokens": new_tokens, "seed": seed})
+        else:
+            print(text)
+        return
+    if beams is not None:
+        raise ValueError(f"--beams belongs to an encoder-decoder, and {checkpoint} holds none; leave it out.")
+    max_new_tokens, temperature = max_new_tokens or 200, 1.0 if temperature is None else temperature
     longest, wanted = model.config.max_position_embeddings, prompt_ids.shape[1] + max_new_tokens
     if wanted > longest:
         print(f"note: the model is meant for up to {longest} tokens, and {wanted} are asked for.", file=sys.stderr)
@@ -80,6 +106,58 @@ def encode(prompt: str, tokenizer: "PreTrainedTokenizerBase", model: "PreTrained
     return ids
 
 
+def translate(
+    model: "PreTrainedModel",
+    tokenizer: "PreTrainedTokenizerBase",
+    source: "Tensor",
+    max_new_tokens: int | None,
+    beams: int | None,
+    *,
+    temperature: float | None,
+    top_k: int,
+    top_p: float,
+    seed: int,
+) -> tuple[str, int]:
+    """Write the text that an encoder-decoder makes of a source, by its own generation settings or by these.
+
+    Returns:
+        The text, and how many tokens it took.
+
+    Raises:
+        ValueError: Beams and sampling are both asked for.
+    """
+    import torch
+
+    from gnomon.data.tokenizers import document_marks
+
+    options: dict[str, object] = {} if max_new_tokens is None else {"max_new_tokens": max_new_tokens}
+    if temperature is not None:
+        if beams is not None and beams > 1:
+            raise ValueError(f"--beams {beams} searches and --temperature {temperature} samples: choose one of them.")
+        options |= sampling_options(temperature, top_k, top_p) | {"num_beams": 1}
+    elif beams is not None:
+        options["num_beams"] = beams
+    torch.manual_seed(seed)
+    _, end = document_marks(tokenizer)
+    source = torch.cat([source, torch.tensor([[end]])], dim=1).to(model.device)
+    with torch.inference_mode():
+        ids = model.generate(source, attention_mask=torch.ones_like(source), **options)
+    return tokenizer.decode(ids[0], skip_special_tokens=True), ids.shape[1] - 1
+
+
+def sampling_options(temperature: float, top_k: int, top_p: float) -> dict[str, object]:
+    """What `generate` needs to sample, or to be greedy at temperature 0.
+
+    Raises:
+        ValueError: `top_p` leaves no token.
+    """
+    if temperature == 0:
+        return {"do_sample": False}
+    if top_p <= 0:
+        raise ValueError(f"--top-p must be above 0 and at most 1, not {top_p}; 1 keeps every token.")
+    return {"do_sample": True, "temperature": temperature, "top_k": top_k, "top_p": top_p}
+
+
 def sample(
     model: "PreTrainedModel",
     tokenizer: "PreTrainedTokenizerBase",
@@ -101,11 +179,7 @@ def sample(
     from transformers import TextStreamer
 
     torch.manual_seed(seed)
-    options = {"do_sample": False}
-    if temperature > 0:
-        if top_p <= 0:
-            raise ValueError(f"--top-p must be above 0 and at most 1, not {top_p}; 1 keeps every token.")
-        options = {"do_sample": True, "temperature": temperature, "top_k": top_k, "top_p": top_p}
+    options = sampling_options(temperature, top_k, top_p)
     # Ids past the tokenizer's last are padding rows of the table: they have no text and are never sampled.
     unnamed = list(range(len(tokenizer), model.config.vocab_size))
     prompt_ids = prompt_ids.to(model.device)

@@ -147,7 +147,7 @@ DATASETS: dict[str, TextDataset] = {
             held_out=(),
             reader=read_ding,
             columns=("en", "de"),
-            held_out_percent=5.0,
+            held_out_percent=1.0,
         ),
     )
 }

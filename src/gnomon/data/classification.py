@@ -32,6 +32,11 @@ class LabeledText(torch.utils.data.Dataset):
         self.num_truncated = num_truncated
         self.lengths = np.array([len(ids) for ids in sequences])
 
+    @property
+    def sequence_length(self) -> int:
+        """The mean length, for cost accounting."""
+        return max(1, round(float(self.lengths.mean())))
+
     def __len__(self) -> int:
         return len(self.sequences)
 

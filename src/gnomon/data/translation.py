@@ -42,6 +42,11 @@ class SentencePairs(torch.utils.data.Dataset):
         self.num_too_long = num_too_long
         self.lengths = np.array([max(len(s), len(t)) for s, t in zip(sources, targets, strict=True)])
 
+    @property
+    def sequence_length(self) -> int:
+        """The mean length, for cost accounting."""
+        return max(1, round(float(self.lengths.mean())))
+
     def __len__(self) -> int:
         return len(self.sources)
 

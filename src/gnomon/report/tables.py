@@ -39,6 +39,32 @@ SETTING_COLUMNS = {
 """Columns of a sweep's table behind those of the settings: key -> heading."""
 
 
+MEASURES = {
+    "perplexity": "perplexity",
+    "bits_per_byte": "bits per byte",
+    "pseudo_perplexity": "pseudo-perplexity",
+    "accuracy": "accuracy",
+    "macro_f1": "macro F1",
+    "bleu": "BLEU",
+    "chrf": "chrF",
+}
+"""What tasks score beside the loss: key -> heading, in the order of the columns."""
+
+
+def columns_for(columns: Mapping[str, str], rows: Rows) -> dict[str, str]:
+    """The columns with the measures that the rows have, in the place of a language model's.
+
+    >>> list(columns_for({"steps": "steps", "perplexity": "perplexity"}, [{"steps": 5, "accuracy": 0.5}]))
+    ['steps', 'accuracy']
+    """
+    found = [name for name in MEASURES if any(name in row for row in rows)]
+    if not found:
+        return dict(columns)
+    first = next(place for place, name in enumerate(columns) if name in MEASURES)
+    others = [(name, heading) for name, heading in columns.items() if name not in MEASURES]
+    return dict([*others[:first], *((name, MEASURES[name]) for name in found), *others[first:]])
+
+
 def format_cell(key: str, value: Any) -> str:
     """One number as a reader wants it: losses to four decimals, large counts with separators.
 
@@ -49,17 +75,20 @@ def format_cell(key: str, value: Any) -> str:
         return "-"
     if key == "flops":
         return f"{value:.3e}"
-    if isinstance(value, float) and (key.endswith("loss") or key == "bits_per_byte"):
+    if isinstance(value, float) and (key.endswith("loss") or key in ("bits_per_byte", "accuracy", "macro_f1")):
         return f"{value:.4f}"
-    if isinstance(value, float) and key in ("perplexity", "seconds"):
-        return f"{value:,.2f}" if key == "perplexity" else f"{value:,.1f}"
+    if isinstance(value, float) and key in ("perplexity", "pseudo_perplexity", "bleu", "chrf"):
+        return f"{value:,.2f}"
+    if isinstance(value, float) and key == "seconds":
+        return f"{value:,.1f}"
     return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
 
 
 def ledger_cells(ledger: Rows) -> tuple[list[str], list[list[str]]]:
     """Headings and cells of a run's ledger; a diverged stage has dashes."""
-    cells = [[format_cell(key, row.get(key)) for key in STAGE_COLUMNS] for row in ledger]
-    return list(STAGE_COLUMNS.values()), cells
+    columns = columns_for(STAGE_COLUMNS, ledger)
+    cells = [[format_cell(key, row.get(key)) for key in columns] for row in ledger]
+    return list(columns.values()), cells
 
 
 def summarize(ledger: Rows) -> list[dict[str, Any]]:
@@ -75,7 +104,8 @@ def summarize(ledger: Rows) -> list[dict[str, Any]]:
             "seeds": len(finished),
             "diverged": len(rows) - len(finished),
         }
-        for name in ("validation_loss", "perplexity", "bits_per_byte", "seconds"):
+        measures = [name for name in columns_for(SETTING_COLUMNS, ledger) if name in MEASURES]
+        for name in ("validation_loss", *measures, "seconds"):
             summary[name] = statistics.fmean(row[name] for row in finished) if finished else None
         for name in ("parameters", "tokens", "flops"):
             summary[name] = finished[0][name] if finished else None
@@ -90,12 +120,13 @@ def sweep_cells(ledger: Rows) -> tuple[list[str], list[list[str]]]:
     """Headings and cells of a sweep's table: a row a setting."""
     summaries = summarize(ledger)
     keys = list(dict.fromkeys(key for summary in summaries for key in summary["settings"]))
+    columns = columns_for(SETTING_COLUMNS, ledger)
     cells = [
         [format_cell(key, summary["settings"].get(key)) for key in keys]
-        + [format_cell(key, summary[key]) for key in SETTING_COLUMNS]
+        + [format_cell(key, summary[key]) for key in columns]
         for summary in summaries
     ]
-    return [*short_keys(keys).values(), *SETTING_COLUMNS.values()], cells
+    return [*short_keys(keys).values(), *columns.values()], cells
 
 
 def short_keys(keys: Sequence[str]) -> dict[str, str]:

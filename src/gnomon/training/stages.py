@@ -194,7 +194,6 @@ def _ledger_row(
 ) -> dict[str, Any]:
     """What the stage cost and gained, alone and with the stages before it."""
     fields, counted = trainer.model.config.to_dict(), trainer.progress
-    parameters = count_parameters(fields)
     length = prepared.stages[plan.index].train.sequence_length
     costs = {
         "steps": plan.max_steps,
@@ -206,8 +205,8 @@ def _ledger_row(
         "stage": plan.index,
         "status": "finished",
         **costs,
-        "parameters": parameters.total,
-        "non_embedding_parameters": parameters.non_embedding,
+        "parameters": trainer.model.num_parameters(),
+        "non_embedding_parameters": count_parameters(fields).non_embedding,
         "train_loss": counted.train_loss,
         **prepared.task.measured(score),
         "best_validation_loss": counted.best_loss,

@@ -70,8 +70,13 @@ def find_task(name: str) -> "Task":
 
 
 def task_of_head(head: str) -> str | None:
-    """The task that a model class learns, or None."""
-    return next((name for name, entry in TASKS.items() if entry.head == head), None)
+    """The task that a model class learns, gnomon's own or another of transformers, or None.
+
+    >>> task_of_head("GnomonForCausalLM"), task_of_head("GPT2LMHeadModel"), task_of_head("GPT2Model")
+    ('language-modeling', 'language-modeling', None)
+    """
+    ending = head.replace("LMHeadModel", "ForCausalLM")
+    return next((name for name, entry in TASKS.items() if ending.endswith(entry.head.removeprefix("Gnomon"))), None)
 
 
 def task_of_fields(fields: Mapping[str, Any]) -> str:

@@ -5,13 +5,15 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from gnomon.data.masking import DEFAULT_MASK_PROBABILITY, MaskableText, MaskedText, mask_id_of
-from gnomon.data.packing import collate, pack
+from gnomon.data.packing import IGNORED_LABEL, collate, pack
 from gnomon.data.tokenizers import MASK
-from gnomon.evaluation.masked import MaskedLanguageModelScore, evaluate_masked_language_model
+from gnomon.evaluation.masked import MaskedLanguageModelScore, evaluate_masked_language_model, head_at
 from gnomon.evaluation.ngrams import NGramModel
+from gnomon.models.losses import token_loss
 from gnomon.training.options import DataOptions, Recipe
 from gnomon.training.tasks.language_modeling import load
 from gnomon.training.tasks.task import Collate, Task
@@ -46,6 +48,17 @@ def make_collate(tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel) -> 
     return partial(collate, pad_token_id=pad_id(tokenizer))
 
 
+def hidden_token_loss(
+    model: Any, batch: Mapping[str, Tensor], num_targets: Tensor | int, label_smoothing: float
+) -> Tensor:
+    """The loss of `aligned_loss`, with the output head at the hidden tokens alone."""
+    inputs = {name: value for name, value in batch.items() if name != "labels"}
+    hidden = batch["labels"] != IGNORED_LABEL
+    with head_at(model, hidden):
+        logits = model(**inputs).logits
+    return token_loss(logits, batch["labels"][hidden], smoothing=label_smoothing, num_items=num_targets)
+
+
 def evaluate(
     model: PreTrainedModel, windows: Any, tokenizer: PreTrainedTokenizerBase, batch_size: int
 ) -> MaskedLanguageModelScore:
@@ -76,5 +89,6 @@ TASK = Task(
     encode=encode,
     collate=make_collate,
     evaluate=evaluate,
+    loss=hidden_token_loss,
     baselines=baselines,
 )

@@ -45,6 +45,16 @@ def no_baselines(train: Any, validation: Any) -> dict[str, dict[str, float]]:
     return {}
 
 
+def both_sides(splits: Splits) -> Any:
+    """The rows of both sides; a single document that is held out by its last part is whole again."""
+    if not isinstance(splits.train, Mapping):
+        return [*splits.train, *splits.validation]
+    documents = dict(splits.train)
+    for name, text in splits.validation.items():
+        documents[name] = documents.get(name, "") + text
+    return documents
+
+
 def input_tokens(batch: Mapping[str, Tensor]) -> int:
     """How many tokens a batch holds, padding not counted."""
     return int(batch["attention_mask"].sum()) if "attention_mask" in batch else batch["input_ids"].numel()
