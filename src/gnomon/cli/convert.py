@@ -65,6 +65,8 @@ def convert(
     gnomon convert converted official --to tokenformer
 
     gnomon convert gpt-neox pythia-70m ours
+
+    gnomon convert torchscale decoder.pt ours --config decoder.yml
     """
     if to is None:
         if len(arguments) != 3:
@@ -127,7 +129,11 @@ def read_foreign(
         )
     if form.is_hub_folder and (source / GENERATION).is_file():
         model.generation_config = GenerationConfig.from_pretrained(source)
-    if token_ids is not None or words is not None:
+    if token_ids is not None and not model.can_generate():
+        raise ValueError(
+            f"--token-ids bounds what a model generates, and {type(model).__name__} does not: leave it out."
+        )
+    if model.can_generate() and (token_ids is not None or words is not None):
         never_sample_padding_rows(model, token_ids or len(words))
     if words is not None:
         name_special_tokens(model, words)
@@ -236,7 +242,8 @@ def name_special_tokens(model: "PreTrainedModel", words: "PreTrainedTokenizerBas
     for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
         if getattr(words, name) is not None and getattr(model.config, name) is None:
             setattr(model.config, name, getattr(words, name))
-            setattr(model.generation_config, name, getattr(words, name))
+            if model.can_generate():
+                setattr(model.generation_config, name, getattr(words, name))
 
 
 def stored_dtype(weights: Mapping[str, "Tensor"]) -> Any:

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from gnomon.convert.gpt_neox import from_gpt_neox, to_gpt_neox
     from gnomon.convert.kosmos2 import from_kosmos2, to_kosmos2
     from gnomon.convert.tokenformer import from_tokenformer, to_tokenformer
+    from gnomon.convert.torchscale import from_torchscale, to_torchscale
 
 _PUBLIC = {f"{way}_{form.word}": form.word for form in FORMATS.values() for way in ("from", "to")}
 """Function -> its room; the rooms need torch, which the command line's help must not import."""
@@ -22,11 +23,13 @@ __all__ = [
     "from_gpt_neox",
     "from_kosmos2",
     "from_tokenformer",
+    "from_torchscale",
     "to_bitnet",
     "to_gpt2",
     "to_gpt_neox",
     "to_kosmos2",
     "to_tokenformer",
+    "to_torchscale",
 ]
 
 

@@ -32,6 +32,7 @@ FORMATS = {
     "gpt2": Format("gpt2", "model.safetensors", "config.json"),
     "bitnet": Format("bitnet", "model.safetensors", "config.json"),
     "kosmos-2": Format("kosmos2", "model.safetensors", "config.json"),
+    "torchscale": Format("torchscale", "model.safetensors", "config.yml"),
 }
 """Name on the command line -> format."""
 

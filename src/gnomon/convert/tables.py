@@ -69,11 +69,10 @@ class Layout:
         assert {part for parts in rows.values() for part in parts.names} >= {n for n in ours if "score_scale" not in n}
         return rows
 
-    def num_in(self, config: GnomonConfig) -> dict[str, int]:
+    def num_in(self, config: Any) -> dict[str, int]:
         """How many layers each word of the table counts."""
-        return {"layer": config.num_hidden_layers} | {
-            word: getattr(config, ours) or 0 for word, (_, ours) in self.stacks.items()
-        }
+        fields = {"layer": "num_hidden_layers"} | {word: ours for word, (_, ours) in self.stacks.items()}
+        return {word: getattr(config, ours) for word, ours in fields.items()}
 
     def expand(self, layer: int, **stacks: int) -> dict[str, Parts]:
         """The table with every layer's names written out.
@@ -88,10 +87,10 @@ class Layout:
         rows, counts = {}, {"layer": layer, **stacks}
         for foreign, ours in self.names.items():
             parts = Parts((ours,)) if isinstance(ours, str) else ours
-            word = next((word for word in counts if f"{{{word}}}" in foreign), "")
-            for index in range(counts.get(word, 1)):
-                places = tuple(name.format(**{word: index}) for name in parts.names)
-                name = foreign.format(**{word: index + self.first_layer}, last=layer + 3)
+            word = next((word for word in counts if f"{{{word}}}" in foreign), None)
+            for index in (0,) if word is None else range(counts[word]):
+                places = tuple(name.format(**{word or "layer": index}) for name in parts.names)
+                name = foreign.format(**{word or "layer": index + self.first_layer}, last=layer + 3)
                 rows[name] = Parts(places, parts.split, parts.join)
         return rows
 

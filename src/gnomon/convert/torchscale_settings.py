@@ -1,0 +1,332 @@
+"""torchscale's configuration classes: their keyword arguments, read and written by one table."""
+
+import difflib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from gnomon.convert.tables import require
+from gnomon.models.blocks import depths, residual_scale
+from gnomon.models.config import GnomonConfig
+
+ENCODER, DECODER = "encoder", "decoder"
+PROJECT = "torchscale"
+
+SIDE_KEYS: dict[str, tuple[str, Any]] = {
+    "embed_dim": ("hidden_size", 768),
+    "attention_heads": ("num_attention_heads", 12),
+    "ffn_embed_dim": ("intermediate_size", 3072),
+}
+"""Key behind `encoder_` or `decoder_` -> our field and the value of an absent key."""
+
+KEYS: dict[str, tuple[str, Any]] = {
+    "dropout": ("hidden_dropout", 0.0),
+    "attention_dropout": ("attention_dropout", 0.0),
+    "drop_path_rate": ("drop_path_rate", 0.0),
+    "layernorm_eps": ("norm_eps", 1e-5),
+}
+"""Key -> our field and the value of an absent key."""
+
+ACTIVATIONS = {"gelu": "gelu", "relu": "relu", "swish": "silu"}
+"""torchscale's name -> ours."""
+
+ALONE: dict[str, tuple[Any, str]] = {
+    "activation_dropout": (0.0, "feed-forward layers have no dropout inside"),
+    "layernorm_embedding": (False, "no norm follows the embeddings"),
+    "moe_freq": (0, "feed-forward layers are no mixtures of experts"),
+    "use_xmoe": (False, "feed-forward layers are no mixtures of experts"),
+    "multiway": (False, "every layer has one set of weights"),
+    "xpos_scale_base": (512, "xPos has the scale of its paper"),
+    "flash_attention": (False, "torchscale's kernel passes over padding masks"),
+    "segment_length": (None, "attention is not dilated"),
+    "dilated_ratio": (None, "attention is not dilated"),
+    "seq_parallel": (False, "attention is not dilated"),
+}
+"""Key -> the only value that can be converted (torchscale's default), and why."""
+
+UNUSED = {
+    "bert_init": False,
+    "checkpoint_activations": False,
+    "fsdp": False,
+    "ddp_rank": 0,
+    "moe_top1_expert": False,
+    "moe_expert_count": 0,
+    "moe_gating_use_fp32": True,
+    "moe_eval_capacity_token_fraction": 0.25,
+    "moe_second_expert_policy": "random",
+    "moe_normalize_gate_prob_before_dropping": False,
+}
+"""Keys, with their defaults, that say nothing about what loaded weights compute (without experts)."""
+
+DEFAULTS: dict[str, Any] = {
+    **{key: default for key, (_, default) in KEYS.items()},
+    **{key: default for key, (default, _) in ALONE.items()},
+    **UNUSED,
+    "activation_fn": "gelu",
+    "no_scale_embedding": True,
+    "rel_pos_buckets": 0,
+    "max_rel_pos": 0,
+    "xpos_rel_pos": False,
+    "deepnorm": False,
+    "subln": True,
+    "vocab_size": -1,
+    "no_output_layer": False,
+}
+"""Keys of every class, with the value of an absent key."""
+
+OWN: dict[tuple[str, ...], dict[str, Any]] = {
+    (ENCODER,): {
+        "max_source_positions": 1024,
+        "normalize_output": True,
+        "share_encoder_input_output_embed": False,
+        "img_size": 224,
+        "patch_size": 16,
+        "in_chans": 3,
+    },
+    (DECODER,): {"max_target_positions": 1024, "share_decoder_input_output_embed": False},
+    (ENCODER, DECODER): {
+        "max_source_positions": 1024,
+        "max_target_positions": 1024,
+        "normalize_output": True,
+        "share_all_embeddings": False,
+        "share_decoder_input_output_embed": False,
+    },
+}
+"""The stacks of a class -> keys that it has by itself."""
+
+SHARED = {
+    (ENCODER,): "share_encoder_input_output_embed",
+    (DECODER,): "share_decoder_input_output_embed",
+    (ENCODER, DECODER): "share_all_embeddings",
+}
+"""The stacks of a class -> the key that says that there is one table."""
+
+OFFSET = 2
+"""The first row of a position table that is used, as in fairseq."""
+
+
+def complete(config: Mapping[str, Any], sides: tuple[str, ...]) -> dict[str, Any]:
+    """Every key of a configuration class with its value.
+
+    Args:
+        config: the keyword arguments of the class.
+        sides: its stacks.
+
+    Returns:
+        The keyword arguments and the defaults of the others.
+
+    Raises:
+        ValueError: for an unknown key (with the nearest known one), which torchscale itself drops without a word, or
+            a value that asks for what our models do not have.
+        TypeError: for a value of the wrong type.
+    """
+    known = {**DEFAULTS, **OWN[sides]}
+    for side in sides:
+        known |= {f"{side}_{key}": default for key, (_, default) in SIDE_KEYS.items()}
+        known |= {f"{side}_layers": 12, f"{side}_normalize_before": True}
+    for key, value in config.items():
+        if key not in known:
+            near = difflib.get_close_matches(key, known, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else "leave it out"
+            raise ValueError(f"unknown key {key!r} in the torchscale configuration; {hint}")
+        wanted, reason = ALONE.get(key, (value, ""))
+        if value != wanted and not (wanted is None and value == ""):
+            raise ValueError(f"{key} must be {wanted} to be converted, since here {reason}; got {value!r}")
+        kind = type(known[key])
+        if known[key] is not None and type(value) is not kind and (kind, type(value)) != (float, int):
+            raise TypeError(f"{key} of the torchscale configuration is of type {kind.__name__}; got {value!r}")
+    return {**known, **config}
+
+
+def config_from_torchscale(
+    config: Mapping[str, Any], sides: tuple[str, ...], *, vocab_size: int, position_rows: int
+) -> GnomonConfig:
+    """Translate the keyword arguments of a configuration class.
+
+    Args:
+        config: them.
+        sides: the stacks of the class.
+        vocab_size: rows of the embedding table, where the configuration does not tell.
+        position_rows: of the table of learned positions (never in the configuration), 0 if there is none.
+
+    Returns:
+        Our configuration.
+
+    Raises:
+        ValueError: for unknown keys, or keys that ask for what our models do not have.
+        TypeError: for a value of the wrong type.
+    """
+    theirs = complete(config, sides)
+    fields = {ours: theirs[key] for key, (ours, _) in KEYS.items()}
+    for key, (ours, _) in SIDE_KEYS.items():
+        fields[ours] = _common(theirs, sides, key)
+    placement = _norm_placement(theirs, sides)
+    has_final_norm = placement in ("pre", "sub")
+    if has_final_norm and not theirs.get("normalize_output", True):
+        if sides != (ENCODER,):
+            raise ValueError("normalize_output of an encoder-decoder must be True, since both stacks end alike here")
+        has_final_norm = False
+    if theirs["activation_fn"] not in ACTIVATIONS:
+        raise ValueError(f"activation_fn must be one of {', '.join(ACTIVATIONS)}; got {theirs['activation_fn']!r}")
+    layers = {f"{side}_layers": theirs[f"{side}_layers"] for side in sides}
+    if len(sides) == 1:
+        layers = {"num_hidden_layers": layers.popitem()[1]}
+    longest = [theirs[key] for key in ("max_source_positions", "max_target_positions") if key in theirs]
+    return GnomonConfig(
+        **fields,
+        **layers,
+        **_positions(theirs, sides, position_rows),
+        is_decoder=None if len(sides) > 1 else sides == (DECODER,),
+        vocab_size=theirs["vocab_size"] if theirs["vocab_size"] > 0 else vocab_size,
+        projection="linear",
+        feed_forward="mlp",
+        hidden_act=ACTIVATIONS[theirs["activation_fn"]],
+        use_bias=True,
+        norm="layer",
+        norm_placement=placement,
+        final_norm="layer" if has_final_norm else "none",
+        scale_embedding=not theirs["no_scale_embedding"],
+        max_position_embeddings=position_rows - OFFSET if position_rows else max(longest),
+        tie_word_embeddings=theirs[SHARED[sides]],
+    )
+
+
+def _common(theirs: Mapping[str, Any], sides: Sequence[str], key: str) -> Any:
+    """The value of a key that every stack has, and that must be the same in both."""
+    values = [theirs[f"{side}_{key}"] for side in sides]
+    if values[0] != values[-1]:
+        raise ValueError(
+            f"encoder_{key} and decoder_{key} must be the same to be converted, since both stacks of a model are "
+            f"built alike here; got {values[0]} and {values[-1]}"
+        )
+    return values[0]
+
+
+def _norm_placement(theirs: Mapping[str, Any], sides: tuple[str, ...]) -> str:
+    """Our name of what torchscale's classes make of `deepnorm`, `subln` and `normalize_before`."""
+    is_deep, is_sub = theirs["deepnorm"], theirs["subln"] and not theirs["deepnorm"]
+    if ENCODER in sides and (is_deep or is_sub):  # the encoder's and the pair's class decide by themselves
+        return "deep" if is_deep else "sub"
+    is_before = _common(theirs, sides, "normalize_before")
+    if is_deep and is_before:
+        raise ValueError(
+            "deepnorm with decoder_normalize_before True multiplies the residual stream of a pre-norm decoder by "
+            "alpha, which is no DeepNorm (it lets the stream grow by alpha in every sublayer) and is not built here: "
+            "where the weights were trained as DeepNorm, give decoder_normalize_before False"
+        )
+    if is_sub and not is_before:
+        raise ValueError(
+            "subln (True unless given) with decoder_normalize_before False puts inner norms into a post-norm decoder, "
+            "which is not built here: where the weights have none, give subln False"
+        )
+    return "deep" if is_deep else "sub" if is_sub else "pre" if is_before else "post"
+
+
+def _positions(theirs: Mapping[str, Any], sides: Sequence[str], rows: int) -> dict[str, Any]:
+    """Our fields of the position scheme."""
+    has_bias = theirs["rel_pos_buckets"] > 0 and theirs["max_rel_pos"] > 0
+    found = {"learned": rows > 0, "xpos": theirs["xpos_rel_pos"], "relative_bias": has_bias}
+    schemes = [name for name, is_there in found.items() if is_there]
+    if len(schemes) > 1:
+        raise ValueError(
+            "a model has one position scheme here (learned positions: embed_positions in the weights; xpos: "
+            f"xpos_rel_pos; relative_bias: rel_pos_buckets and max_rel_pos); got {' and '.join(schemes)}"
+        )
+    if has_bias and len(sides) > 1:
+        raise ValueError(
+            "rel_pos_buckets must be 0 for an encoder-decoder, whose cross-attention has no positions here and a "
+            f"relative bias in torchscale; got {theirs['rel_pos_buckets']}"
+        )
+    if not schemes:
+        return {"positions": "none"}
+    fields: dict[str, dict[str, Any]] = {
+        "learned": {"position_offset": OFFSET},
+        "xpos": {},
+        "relative_bias": {
+            "relative_attention_num_buckets": theirs["rel_pos_buckets"],
+            "relative_attention_max_distance": theirs["max_rel_pos"],
+            "relative_attention_bidirectional": True,
+        },
+    }
+    return {"positions": schemes[0], **fields[schemes[0]]}
+
+
+def sides_of(config: GnomonConfig) -> tuple[str, ...]:
+    """The stacks of a model."""
+    return (ENCODER, DECODER) if config.is_encoder_decoder else (ENCODER,) if config.is_decoder is False else (DECODER,)
+
+
+def config_to_torchscale(config: GnomonConfig) -> dict[str, Any]:
+    """The keyword arguments of torchscale's configuration class that belong to `to_torchscale`.
+
+    Args:
+        config: of our model; where `architectures` names a model without a head, no_output_layer is set.
+
+    Returns:
+        The mapping.
+
+    Raises:
+        ValueError: when torchscale cannot be such a model.
+    """
+    sides, placement = sides_of(config), config.norm_placement
+    _check(config, sides)
+    theirs: dict[str, Any] = {key: getattr(config, ours) for key, (ours, _) in KEYS.items()}
+    for side in sides:
+        theirs |= {f"{side}_{key}": getattr(config, ours) for key, (ours, _) in SIDE_KEYS.items()}
+        theirs[f"{side}_layers"] = getattr(config, f"{side}_layers") or config.num_hidden_layers
+        theirs[f"{side}_normalize_before"] = placement in ("pre", "sub")
+        theirs[f"max_{'source' if side == ENCODER else 'target'}_positions"] = config.max_position_embeddings
+    if ENCODER in sides:
+        theirs["normalize_output"] = config.final_norm == "layer" or placement in ("post", "deep")
+    if DECODER in sides:
+        theirs["share_decoder_input_output_embed"] = config.tie_word_embeddings
+    if config.positions == "relative_bias":
+        theirs["rel_pos_buckets"] = config.relative_attention_num_buckets
+        theirs["max_rel_pos"] = config.relative_attention_max_distance
+    return theirs | {
+        SHARED[sides]: config.tie_word_embeddings,
+        "activation_fn": next(name for name, ours in ACTIVATIONS.items() if ours == config.hidden_act),
+        "deepnorm": placement == "deep",
+        "subln": placement == "sub",
+        "no_scale_embedding": not config.scale_embedding,
+        "xpos_rel_pos": config.positions == "xpos",
+        "vocab_size": config.vocab_size,
+        "no_output_layer": (config.architectures or [""])[0] in ("GnomonModel", "GnomonEncoderDecoderModel"),
+    }
+
+
+def _check(config: GnomonConfig, sides: tuple[str, ...]) -> None:
+    """Refuse what torchscale's classes cannot say.
+
+    Raises:
+        ValueError: naming the field and both values.
+    """
+    final = {"pre": ("layer", "none") if sides == (ENCODER,) else "layer", "post": "none", "deep": "none"}
+    fields: dict[str, Any] = {
+        "projection": "linear",
+        "feed_forward": "mlp",
+        "use_bias": True,
+        "norm": "layer",
+        "norm_placement": ("pre", "post", "deep", "sub"),
+        "hidden_act": tuple(ACTIVATIONS.values()),
+        "use_parallel_residual": False,
+        "num_key_value_heads": config.num_attention_heads,
+        "head_dim": config.hidden_size // config.num_attention_heads,
+        "positions": ("learned", "xpos", "none", *(("relative_bias",) if len(sides) == 1 else ())),
+    }
+    require(config, PROJECT, fields)
+    require(config, PROJECT, {"final_norm": final.get(config.norm_placement, final["pre"])})
+    if config.positions == "learned":
+        require(config, PROJECT, {"position_offset": OFFSET})
+    if config.positions == "relative_bias":
+        unset = (None,) if sides == (ENCODER,) else ()
+        require(config, PROJECT, {"relative_attention_bidirectional": (True, *unset)})
+    for is_decoder in (side == DECODER for side in sides):
+        held, alpha = residual_scale(config, is_decoder), depths(config, is_decoder).deepnet.alpha
+        if config.norm_placement == "deep" and held != alpha:
+            raise ValueError(
+                f"the torchscale layout computes DeepNorm's alpha from the depth, {alpha:.6g}; this model has "
+                f"residual_scale {held:.6g}, held when it grew: set residual_scale to null if its output may change"
+            )
+
+
+__all__ = ["config_from_torchscale", "config_to_torchscale", "sides_of"]
