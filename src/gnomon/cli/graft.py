@@ -58,15 +58,19 @@ def graft(
     refuse_existing(output)
     if data is not None and source is not None:
         raise ValueError("name the text to train on by either --data NAME or --source FILE, and not by both.")
+    if elsewhere is not None and data is None and source is None:
+        raise ValueError("--elsewhere is scored before and after training; name a text to train on with --data, too.")
     if merge is not None:
         if tokens is not None or neurons is not None:
             raise ValueError("--merge takes the counts from the graft; leave --tokens and --neurons away.")
         _show(output, merged(checkpoint, output, merge), as_json)
         return
+    if tokens is None and neurons is None:
+        raise ValueError("name --tokens (beside linear layers), --neurons (of the feed-forwards), or both.")
+    from gnomon.data.text import load_text
     from gnomon.growth.graft import graft as graft_model
     from gnomon.growth.graft_files import write_graft
     from gnomon.training.checkpoints import publish
-    from gnomon.training.grafting import train_graft
     from gnomon.training.records import write_json
 
     model, tokenizer = _load(checkpoint)
@@ -83,21 +87,14 @@ def graft(
     if data is not None or source is not None:
         if tokenizer is None:
             raise ValueError(f"{checkpoint} has no tokenizer to read text with; put its tokenizer.json beside it.")
-        train, held_out = windows(
-            tokenizer, sequence_length, evaluation_sequences, name=data, source=source, column=column
-        )
-        texts = {data or str(source): held_out}
+        found = {data or str(source): load_text(name=data, source=source, column=column)}
         if elsewhere is not None:
-            texts[elsewhere] = windows(tokenizer, sequence_length, evaluation_sequences, name=elsewhere)[1]
-        before = {name: score_text(model, text) for name, text in texts.items()}
+            found[elsewhere] = load_text(name=elsewhere)
         options = {"steps": steps, "learning_rate": learning_rate, "batch_size": batch_size, "seed": seed}
-        train_graft(model, train, pad_token_id=tokenizer.pad_token_id or 0, progress=_progress(steps), **options)
-        after = {name: score_text(model, text) for name, text in texts.items()}
-        summary["training"] = {
-            **options,
-            "sequence_length": sequence_length,
-            "held_out": {name: {"before": before[name], "after": after[name]} for name in texts},
-        }
+        summary["training"] = {**options, "sequence_length": sequence_length}
+        summary["training"]["held_out"] = train_and_score(
+            model, tokenizer, found, sequence_length, evaluation_sequences, options
+        )
     with publish(output) as folder:
         write_graft(model, folder)
         if tokenizer is not None:
@@ -128,22 +125,33 @@ def merged(checkpoint: Path, output: Path, source: Path) -> dict[str, Any]:
     return summary
 
 
-def windows(tokenizer: "PreTrainedTokenizerBase", length: int, held_out: int, **text: Any) -> tuple[Any, Any]:
-    """A text as windows to train on, and at most so many windows of its held-out part, evenly spread."""
+def train_and_score(
+    model: "PreTrainedModel",
+    tokenizer: "PreTrainedTokenizerBase",
+    texts: dict[str, Any],
+    length: int,
+    sequences: int,
+    options: dict[str, Any],
+) -> dict[str, Any]:
+    """Train on the first of the texts, and score the held-out part of each before and after."""
     from gnomon.data.packing import pack
-    from gnomon.data.text import load_text
-    from gnomon.training.grafting import SpreadWindows
-
-    splits = load_text(**text)
-    whole = pack(splits.validation, tokenizer, length, allow_short=True)
-    return pack(splits.train, tokenizer, length), SpreadWindows(whole, held_out)
-
-
-def score_text(model: "PreTrainedModel", text: Any) -> dict[str, float | int]:
-    """Loss, perplexity and bits per byte of held-out windows."""
     from gnomon.evaluation.language_model import evaluate_language_model
+    from gnomon.training.grafting import SpreadWindows, train_graft
 
-    return evaluate_language_model(model, text, batch_size=8).to_dict()
+    held_out = {
+        name: SpreadWindows(pack(text.validation, tokenizer, length, allow_short=True), sequences)
+        for name, text in texts.items()
+    }
+    train = pack(next(iter(texts.values())).train, tokenizer, length)
+
+    def scores() -> dict[str, Any]:
+        return {name: evaluate_language_model(model, text, batch_size=8).to_dict() for name, text in held_out.items()}
+
+    before = scores()
+    progress = _progress(options["steps"])
+    train_graft(model, train, pad_token_id=tokenizer.pad_token_id or 0, progress=progress, **options)
+    after = scores()
+    return {name: {"before": before[name], "after": after[name]} for name in texts}
 
 
 def _load(checkpoint: Path) -> tuple["PreTrainedModel", "PreTrainedTokenizerBase | None"]:

@@ -217,7 +217,7 @@ def _from_gguf(kind: Any, path: Path) -> Any:
     try:
         return kind.from_pretrained(path.parent, gguf_file=path.name, local_files_only=True)
     except ImportError as error:
-        raise ValueError(f"reading {path.name} needs the package gguf: pip install gguf") from error
+        raise ValueError(f"reading {path.name} needs the package gguf: pip install 'gnomon[gguf]'") from error
 
 
 def _plain(model: PreTrainedModel) -> PreTrainedModel:
