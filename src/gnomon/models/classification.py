@@ -1,12 +1,13 @@
 """Heads that classify a text, or each of its tokens."""
 
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import AutoModelForSequenceClassification, AutoModelForTokenClassification
 from transformers.modeling_outputs import SequenceClassifierOutput, TokenClassifierOutput
+from transformers.utils import TransformersKwargs
 from transformers.utils.generic import can_return_tuple
 
 from gnomon.models.backbone import GnomonModel, GnomonPreTrainedModel, initialization_rule
@@ -76,7 +77,7 @@ class GnomonForSequenceClassification(GnomonPreTrainedModel):
         position_ids: torch.LongTensor | None = None,
         inputs_embeds: torch.FloatTensor | None = None,
         labels: Tensor | None = None,
-        **kwargs: Any,
+        **kwargs: Unpack[TransformersKwargs],
     ) -> SequenceClassifierOutput:
         """Classify every row.
 
@@ -149,7 +150,7 @@ class GnomonForTokenClassification(GnomonPreTrainedModel):
         position_ids: torch.LongTensor | None = None,
         inputs_embeds: torch.FloatTensor | None = None,
         labels: torch.LongTensor | None = None,
-        **kwargs: Any,
+        **kwargs: Unpack[TransformersKwargs],
     ) -> TokenClassifierOutput:
         """Classify every token.
 

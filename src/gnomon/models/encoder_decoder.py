@@ -1,6 +1,6 @@
 """Encoder and decoder on the same backbone, and the head that writes one text from another."""
 
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -8,6 +8,7 @@ from transformers import AutoModelForSeq2SeqLM, GenerationMixin
 from transformers.cache_utils import Cache
 from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput, Seq2SeqModelOutput
 from transformers.modeling_utils import slice_logits_to_keep
+from transformers.utils import TransformersKwargs
 from transformers.utils.deprecation import deprecate_kwarg
 from transformers.utils.generic import can_return_tuple
 
@@ -17,7 +18,31 @@ from gnomon.models.losses import token_loss
 from gnomon.nn.projections import Linear
 
 
-class GnomonEncoderDecoderModel(GnomonPreTrainedModel):
+class TwoTables(GnomonPreTrainedModel):
+    """What an encoder-decoder and its heads share: one table for the source and one for the target, tied or not."""
+
+    def resize_token_embeddings(
+        self, new_num_tokens: int | None = None, pad_to_multiple_of: int | None = None, mean_resizing: bool = True
+    ) -> nn.Module:
+        """Resize both tables, as transformers' own method does with the source's.
+
+        Args:
+            new_num_tokens: rows of each table; as they are if None.
+            pad_to_multiple_of: round the rows up to a multiple of it.
+            mean_resizing: draw new rows around the old ones.
+
+        Returns:
+            The source's table.
+        """
+        table = super().resize_token_embeddings(new_num_tokens, pad_to_multiple_of, mean_resizing)
+        decoder = self.base_model.decoder
+        if decoder.embed_tokens is not table:
+            rows = table.num_embeddings
+            decoder.embed_tokens = self._get_resized_embeddings(decoder.embed_tokens, rows, mean_resizing=mean_resizing)
+        return table
+
+
+class GnomonEncoderDecoderModel(TwoTables):
     """An encoder and a decoder that looks at its output, without a head.
 
         m = Encoder(source),   output = Decoder(target, m)
@@ -49,17 +74,10 @@ class GnomonEncoderDecoderModel(GnomonPreTrainedModel):
         return self.encoder.embed_tokens
 
     def set_input_embeddings(self, value: nn.Module) -> None:
-        """Replace the source's table, and the target's with it where they are tied.
-
-        Raises:
-            ValueError: when they are not tied, since one table cannot stand for both.
-        """
-        if not self.config.tie_word_embeddings:
-            raise ValueError(
-                "an encoder-decoder with tie_word_embeddings: false has two tables; set encoder.embed_tokens and "
-                "decoder.embed_tokens one by one"
-            )
-        self.encoder.embed_tokens = self.decoder.embed_tokens = value
+        """Replace the source's table, and the target's with it where they are tied."""
+        self.encoder.embed_tokens = value
+        if self.config.tie_word_embeddings:
+            self.decoder.embed_tokens = value
 
     @can_return_tuple
     @deprecate_kwarg("past_key_values", "5.40.0", new_name="cache")
@@ -75,7 +93,7 @@ class GnomonEncoderDecoderModel(GnomonPreTrainedModel):
         inputs_embeds: torch.FloatTensor | None = None,
         decoder_inputs_embeds: torch.FloatTensor | None = None,
         use_cache: bool | None = None,
-        **kwargs: Any,
+        **kwargs: Unpack[TransformersKwargs],
     ) -> Seq2SeqModelOutput:
         """Read the source, then run the decoder.
 
@@ -175,7 +193,7 @@ def shift_right(labels: Tensor, start: int | None, padding: int | None) -> Tenso
     return shifted.masked_fill(shifted == -100, start if padding is None else padding)
 
 
-class GnomonForSeq2SeqLM(GnomonPreTrainedModel, GenerationMixin):
+class GnomonForSeq2SeqLM(TwoTables, GenerationMixin):
     """An encoder-decoder that writes a text from another: translation, summaries.
 
         logits = W h,   loss = mean over targets of -log softmax(logits)[target]
@@ -212,10 +230,12 @@ class GnomonForSeq2SeqLM(GnomonPreTrainedModel, GenerationMixin):
         decoder_attention_mask: Tensor | None = None,
         encoder_outputs: Any = None,
         cache: Cache | None = None,
+        inputs_embeds: torch.FloatTensor | None = None,
+        decoder_inputs_embeds: torch.FloatTensor | None = None,
         labels: torch.LongTensor | None = None,
         use_cache: bool | None = None,
         logits_to_keep: int | Tensor = 0,
-        **kwargs: Any,
+        **kwargs: Unpack[TransformersKwargs],
     ) -> Seq2SeqLMOutput:
         """Predict the target's tokens.
 
@@ -226,6 +246,8 @@ class GnomonForSeq2SeqLM(GnomonPreTrainedModel, GenerationMixin):
             decoder_attention_mask: 1 for a token of the target, 0 for padding.
             encoder_outputs: of an earlier call, in place of the source.
             cache: keys and values of earlier target tokens and of the source.
+            inputs_embeds: embeddings of the source, in place of ids.
+            decoder_inputs_embeds: embeddings of the target, in place of ids.
             labels: the targets, NOT shifted against the decoder's inputs, -100 where nothing is to be predicted.
             use_cache: return a cache.
             logits_to_keep: only the last so many positions (0: all), or these positions.
@@ -235,7 +257,7 @@ class GnomonForSeq2SeqLM(GnomonPreTrainedModel, GenerationMixin):
         Returns:
             Logits (batch, length, vocabulary), and the loss in nats a token when labels are given.
         """
-        if labels is not None and decoder_input_ids is None and kwargs.get("decoder_inputs_embeds") is None:
+        if labels is not None and decoder_input_ids is None and decoder_inputs_embeds is None:
             decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels)
         smoothing = kwargs.pop("label_smoothing", 0.0)
         outputs = self.model(
@@ -245,6 +267,8 @@ class GnomonForSeq2SeqLM(GnomonPreTrainedModel, GenerationMixin):
             decoder_attention_mask=decoder_attention_mask,
             encoder_outputs=encoder_outputs,
             cache=cache,
+            inputs_embeds=inputs_embeds,
+            decoder_inputs_embeds=decoder_inputs_embeds,
             use_cache=use_cache,
             **kwargs,
         )

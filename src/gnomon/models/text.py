@@ -1,6 +1,6 @@
 """The heads for text."""
 
-from typing import Any
+from typing import Unpack
 
 import torch
 from torch import Tensor
@@ -8,6 +8,7 @@ from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, GenerationM
 from transformers.cache_utils import Cache
 from transformers.modeling_outputs import CausalLMOutputWithPast, MaskedLMOutput
 from transformers.modeling_utils import slice_logits_to_keep
+from transformers.utils import TransformersKwargs
 from transformers.utils.deprecation import deprecate_kwarg
 from transformers.utils.generic import can_return_tuple
 
@@ -56,7 +57,7 @@ class GnomonForCausalLM(GnomonPreTrainedModel, GenerationMixin):
         labels: torch.LongTensor | None = None,
         use_cache: bool | None = None,
         logits_to_keep: int | Tensor = 0,
-        **kwargs: Any,
+        **kwargs: Unpack[TransformersKwargs],
     ) -> CausalLMOutputWithPast:
         """Predict the next token at every position.
 
@@ -130,7 +131,7 @@ class GnomonForMaskedLM(GnomonPreTrainedModel):
         position_ids: torch.LongTensor | None = None,
         inputs_embeds: torch.FloatTensor | None = None,
         labels: torch.LongTensor | None = None,
-        **kwargs: Any,
+        **kwargs: Unpack[TransformersKwargs],
     ) -> MaskedLMOutput:
         """Predict the token at every position.
 
