@@ -191,7 +191,7 @@ def test_a_layer_with_tokens_computes_the_equation() -> None:
         tokens = pattention(x, new.key_tokens, new.value_tokens, score=score, score_scale=new.score_scale)
         wanted = x @ layer.weight.T + layer.bias + tokens
         found = layer(x)
-        assert gap(wanted, found)[0] <= 1e-12
+        assert gap(wanted.detach(), found.detach())[0] <= 1e-12
         inputs = (x, new.key_tokens, new.value_tokens)
         for first, second in zip(
             torch.autograd.grad(wanted.square().sum(), inputs, retain_graph=True),
@@ -270,6 +270,8 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "no regular expression": ({"num_tokens": 4, "targets": "("}, "regular expression"),
     "neurons for attention": ({"num_neurons": 4, "targets": "attention"}, "num_neurons widens feed-forwards"),
     "neurons and attention": ({"num_neurons": 4, "targets": ("attention", "feed_forward")}, "num_tokens as well"),
+    "no targets": ({"num_tokens": 4, "targets": ()}, "targets is empty"),
+    "tokens without a place": ({"num_tokens": 4, "num_neurons": 4, "targets": "feed_forward"}, "leave num_tokens away"),
     "unknown score": ({"num_tokens": 4, "score": "relu"}, "score must be one of"),
     "unknown word": ({"num_tokens": 4, "trainable": "none"}, "tokens, all"),
 }
@@ -296,6 +298,10 @@ def test_what_cannot_be_grafted_is_refused() -> None:
         gnomon.graft(object.__new__(torch.nn.parallel.DistributedDataParallel), num_tokens=4)
     with pytest.raises(TypeError, match="PreTrainedModel"):
         gnomon.graft(torch.nn.Linear(2, 2), num_tokens=4)
+    model = build("BertForMaskedLM")
+    model.cls.predictions.decoder.forward = torch.relu
+    with pytest.raises(ValueError, match="replaced the forward of cls"):
+        gnomon.graft(model, num_tokens=4)
     model = build("BertForMaskedLM")
     gnomon.graft(model, num_tokens=4)
     with pytest.raises(ValueError, match="grafted already"):
@@ -404,6 +410,9 @@ def test_damaged_and_missing_files_are_named(tmp_path: Path) -> None:
     weights, config = folder / WEIGHTS_FILE, json.loads((folder / CONFIG_FILE).read_text())
     (folder / CONFIG_FILE).write_text(json.dumps({**config, "format": "other"}))
     with pytest.raises(ValueError, match="gnomon-graft-1"):
+        gnomon.load_graft(build("BertForMaskedLM"), folder)
+    (folder / CONFIG_FILE).write_text(json.dumps({**config, "parts": [{"name": "x", "units": 3}]}))
+    with pytest.raises(ValueError, match=r"graft\.json is damaged"):
         gnomon.load_graft(build("BertForMaskedLM"), folder)
     weights.write_bytes(weights.read_bytes()[:-8])
     with pytest.raises(ValueError, match="damaged"):

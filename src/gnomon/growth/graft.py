@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from gnomon.growth.graft_layers import Part, attach, detach, draw, grafted_layers
+from gnomon.growth.graft_layers import LAYERS, Part, attach, detach, draw, grafted_layers
 from gnomon.growth.graft_targets import KINDS, FeedForwardPlaces, Place, feed_forwards, places, probe_for, select
 from gnomon.growth.report import GrowthReport, measured, tolerance
 from gnomon.models.backbone import GnomonPreTrainedModel
@@ -41,6 +41,8 @@ def graft(
 
     The values V start at zero and the keys K random, so V learns from the first step and K from the second. Layers keep
     their names and parameters, so that generation, caches, checkpointing of activations and trainers work as before.
+    `save_graft` writes what is new; `save_pretrained` writes the base as well, under names that only a model with the
+    same graft reads back.
 
     Args:
         model: any model of transformers but gnomon's own, which grow by `gnomon.grow`.
@@ -76,10 +78,16 @@ def graft(
         targets = KINDS if num_tokens is not None else ("feed_forward",)
     found = places(model, batch)
     chosen = select(found, [targets] if isinstance(targets, str) else list(targets))
+    check_weights(chosen)
     wide = [] if num_neurons is None else widened(found, chosen)
     parts = [part for fit in wide for part in neuron_parts(fit, int(num_neurons or 0))]
     taken = {part.name for part in parts}
     beside = [place for place in chosen if place.name not in taken]
+    if num_tokens is not None and not beside:
+        raise ValueError(
+            f"num_tokens is {num_tokens}, but every target is a feed-forward that gets num_neurons; leave num_tokens "
+            "away, or name other targets too"
+        )
     if num_tokens is not None:
         parts += [
             Part(place.name, "tokens", place.in_features, place.out_features, num_tokens, score) for place in beside
@@ -125,7 +133,7 @@ def check_model(model: Any) -> None:
 
     Raises:
         TypeError: this is no model of transformers.
-        ValueError: it is one of gnomon's, which grow, or is grafted already, or is spread by accelerate.
+        ValueError: it is one of gnomon's, which grow, is grafted already, or has layers whose forward was replaced.
     """
     if isinstance(model, nn.parallel.DistributedDataParallel | nn.DataParallel):
         raise ValueError(f"graft needs the model itself, not its {type(model).__name__} wrapper; pass model.module")
@@ -138,10 +146,10 @@ def check_model(model: Any) -> None:
     if any(True for _ in grafted_layers(model)):
         raise ValueError("the model is grafted already; merge it (gnomon.merge_graft), or load the base again")
     for name, module in model.named_modules():
-        if "forward" in vars(module) and hasattr(module, "_hf_hook"):
+        if isinstance(module, LAYERS) and "forward" in vars(module):
             raise ValueError(
-                f"accelerate has replaced the forward of {name or 'the model'} (device_map); "
-                "load the model on one device, graft it, and spread it afterwards"
+                f"something has replaced the forward of {name}, as accelerate does for device_map, and a graft there "
+                "would never run; load the model on one device, graft it, and spread it afterwards"
             )
 
 
@@ -160,6 +168,25 @@ def check_counts(num_tokens: int | None, num_neurons: int | None) -> None:
     for name, value in (("num_tokens", num_tokens), ("num_neurons", num_neurons)):
         if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
             raise ValueError(f"{name} must be a whole number above 0; got {value!r}")
+
+
+def check_weights(chosen: list[Place]) -> None:
+    """Refuse layers that new parameters cannot stand beside.
+
+    Args:
+        chosen: the targets.
+
+    Raises:
+        ValueError: there is none, or one holds quantized weights.
+    """
+    if not chosen:
+        raise ValueError(f"targets is empty; name {', '.join(KINDS)}, or regular expressions of layers' names")
+    for place in chosen:
+        if not place.layer.weight.is_floating_point():
+            raise ValueError(
+                f"{place.name} holds quantized weights ({place.layer.weight.dtype}), and new parameters take the dtype "
+                "of their layer; load the model without quantization"
+            )
 
 
 def check_trainable(trainable: str) -> None:
@@ -201,8 +228,6 @@ def widened(found: list[Place], chosen: list[Place]) -> list[FeedForwardPlaces]:
                 f"{fit.write[0].name} writes the gate and the hidden units of its feed-forward in one, so it cannot "
                 "simply be made longer; graft num_tokens instead"
             )
-        if not all(place.layer.weight.is_floating_point() for place in (*fit.write, fit.read)):
-            raise ValueError(f"{fit.read.name} holds quantized weights, which cannot be widened; graft num_tokens")
     return wide
 
 

@@ -118,34 +118,32 @@ def load_graft(
     """
     check_model(model)
     check_trainable(trainable)
-    description, state = read_graft(Path(folder))
-    parts = [Part(**entry) for entry in description["parts"]]
+    base, parts, state = read_graft(Path(folder))
     layers = dict(model.named_modules())
     whole, loading = _compare(parts, layers, state)
     if not loading.matched or (strict and (loading.missing or loading.unexpected)):
-        base = description["base"]
         wrong = next(iter((*loading.unexpected, *loading.missing)), None)
         raise ValueError(
-            f"the graft {folder} was made for {base['architecture']} ({base['name_or_path'] or 'unnamed'}) and does "
+            f"the graft {folder} was made for {base['architecture']} ({base['name_or_path']}) and does "
             f"not fit this {type(model).__name__}: {loading}{f', such as {wrong}' if wrong else ''}; "
             "load it onto its own base"
         )
     for part in whole:
-        graft = part.build()
+        graft = part.build().to(layers[part.name].weight.dtype)
         graft.load_state_dict({name: state[f"{part.name}.{CHILD}.{name}"] for name in graft.state_dict()})
         attach(layers[part.name], part, graft)
     freeze(model, trainable)
     return loading
 
 
-def read_graft(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+def read_graft(folder: Path) -> tuple[dict[str, Any], list[Part], dict[str, Tensor]]:
     """Read a graft's two files.
 
     Args:
         folder: that `save_graft` wrote.
 
     Returns:
-        The description, and the tensors by name.
+        What is known of the base, the parts, and the tensors by name.
 
     Raises:
         FileNotFoundError: one of the files is missing.
@@ -162,7 +160,11 @@ def read_graft(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     found = description.get("format") if isinstance(description, dict) else None
     if found != FORMAT:
         raise ValueError(f"{folder / CONFIG_FILE} must have the format {FORMAT!r}; got {found!r}")
-    return description, state
+    try:
+        base = {key: str(description["base"][key] or "unnamed") for key in ("architecture", "name_or_path")}
+        return base, [Part(**entry) for entry in description["parts"]], state
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"{folder / CONFIG_FILE} is damaged ({error}): take another copy") from error
 
 
 def _compare(parts: list[Part], layers: dict[str, Any], state: dict[str, Tensor]) -> tuple[list[Part], GraftLoading]:

@@ -104,8 +104,8 @@ def load_grafted(folder: Path) -> PreTrainedModel:
         FileNotFoundError: the graft or its base is not there.
         ValueError: they do not fit.
     """
-    description, _ = read_graft(folder)
-    model = load_base(Path(description["base"]["name_or_path"] or "unnamed"))
+    base, _, _ = read_graft(folder)
+    model = load_base(Path(base["name_or_path"]))
     load_graft(model, folder)
     return model
 
