@@ -13,6 +13,8 @@ from transformers import (
     GPTNeoXConfig,
     GPTNeoXForCausalLM,
     Kosmos2TextConfig,
+    LlamaConfig,
+    LlamaForCausalLM,
     PreTrainedModel,
 )
 from transformers.models.kosmos2.modeling_kosmos2 import Kosmos2TextForCausalLM
@@ -55,6 +57,7 @@ MODELS: dict[str, tuple[str, type[PreTrainedModel], Any]] = {
     ),
     "gpt2": ("gpt2", GPT2LMHeadModel, GPT2Config(**GPT2)),
     "untied gpt2": ("gpt2", GPT2LMHeadModel, GPT2Config(**GPT2, n_inner=48, tie_word_embeddings=False)),
+    "llama": ("llama", LlamaForCausalLM, LlamaConfig(**BASE, num_key_value_heads=2, tie_word_embeddings=True)),
     "bitnet": ("bitnet", BitNetForCausalLM, BitNetConfig(**BASE, num_key_value_heads=2, tie_word_embeddings=True)),
     "untied bitnet": ("bitnet", BitNetForCausalLM, BitNetConfig(**BASE, num_key_value_heads=1, hidden_act="silu")),
     "kosmos-2": ("kosmos-2", Kosmos2TextForCausalLM, Kosmos2TextConfig(**KOSMOS2)),

@@ -16,6 +16,8 @@ from conversions import MODELS, build, convert, gap, ids_for, load, logits
         ("pythia", {"hidden_size": 64, "num_attention_heads": 8}),
         ("serial gpt-neox", {"hidden_size": 96, "num_attention_heads": 12, "intermediate_size": 100}),
         ("gpt2", {"intermediate_size": 160}),
+        ("gpt2", {"hidden_size": 64, "num_attention_heads": 8}),
+        ("llama", {"num_attention_heads": 8, "num_key_value_heads": 4, "intermediate_size": 100}),
         ("bitnet", {"num_hidden_layers": 3}),
         ("kosmos-2", {"num_hidden_layers": 3}),
     ],

@@ -1,4 +1,4 @@
-"""transformers' own models in and out: GPT-NeoX, GPT-2, BitNet and Kosmos-2's text decoder, through saved folders."""
+"""Models of transformers in and out through saved folders: GPT-NeoX, GPT-2, Llama, BitNet, Kosmos-2's text decoder."""
 
 import json
 from pathlib import Path
@@ -151,6 +151,7 @@ def test_the_text_decoder_is_taken_out_of_a_whole_kosmos_2(tmp_path: Path) -> No
             {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4}},
             "rope_parameters takes rope_theta",
         ),
+        ("llama", {"mlp_bias": True}, "mlp_bias False alone; this one has True"),
         ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx False alone"),
         ("gpt2", {"add_cross_attention": True}, "add_cross_attention False alone"),
         ("gpt2", {"n_positions": 50}, r"wpe.weight has shape \(48, 32\), but the configuration makes it \(50, 32\)"),
@@ -175,9 +176,10 @@ def test_a_configuration_that_cannot_be_converted_is_refused(
 def case_folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """A saved folder of one model of each format."""
     folder = tmp_path_factory.mktemp("saved")
-    for name in ("pythia", "gpt2", "bitnet", "kosmos-2"):
+    names = ("pythia", "gpt2", "llama", "bitnet", "kosmos-2")
+    for name in names:
         build(*MODELS[name][1:]).save_pretrained(folder / name)
-    return {name: folder / name for name in ("pythia", "gpt2", "bitnet", "kosmos-2")}
+    return {name: folder / name for name in names}
 
 
 def test_packed_ternary_weights_are_refused(case_folders: dict[str, Path], tmp_path: Path) -> None:

@@ -111,11 +111,13 @@ def read_foreign(
     """
     refuse_existing(output)
     from transformers import GenerationConfig
+    from transformers.utils import logging
 
     from gnomon.convert.files import read_weights
     from gnomon.convert.vocabulary import never_sample_padding_rows
     from gnomon.training.checkpoints import publish
 
+    logging.disable_progress_bar()
     if not source.exists():
         raise FileNotFoundError(f"there is no {source}: name a file of weights, or a folder with one.")
     settings = read_settings(settings_file(form, source, config))

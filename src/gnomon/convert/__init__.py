@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from gnomon.convert.gpt2 import from_gpt2, to_gpt2
     from gnomon.convert.gpt_neox import from_gpt_neox, to_gpt_neox
     from gnomon.convert.kosmos2 import from_kosmos2, to_kosmos2
+    from gnomon.convert.llama import from_llama, to_llama
     from gnomon.convert.tokenformer import from_tokenformer, to_tokenformer
     from gnomon.convert.torchscale import from_torchscale, to_torchscale
 
@@ -22,12 +23,14 @@ __all__ = [
     "from_gpt2",
     "from_gpt_neox",
     "from_kosmos2",
+    "from_llama",
     "from_tokenformer",
     "from_torchscale",
     "to_bitnet",
     "to_gpt2",
     "to_gpt_neox",
     "to_kosmos2",
+    "to_llama",
     "to_tokenformer",
     "to_torchscale",
 ]

@@ -76,7 +76,7 @@ SETTINGS = Settings(
         "hidden_dropout": 0.0,
     },
     theirs={"attention_bias": False},
-    rotary=True,
+    rotary="whole",
 )
 
 
@@ -130,11 +130,7 @@ def config_to_bitnet(config: GnomonConfig) -> dict[str, Any]:
     Raises:
         ValueError: when BitNet cannot be such a model.
     """
-    written = SETTINGS.write(config)
-    share = written["rope_parameters"].pop("partial_rotary_factor")
-    if share != 1.0:
-        raise ValueError(f"the BitNet layout turns whole heads, partial_rotary_factor 1.0; this model has {share}")
-    return written
+    return SETTINGS.write(config)
 
 
 __all__ = ["config_to_bitnet", "from_bitnet", "to_bitnet"]

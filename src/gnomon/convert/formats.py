@@ -30,6 +30,7 @@ FORMATS = {
     "tokenformer": Format("tokenformer", "pytorch_model.bin", "config.yml"),
     "gpt-neox": Format("gpt_neox", "model.safetensors", "config.json"),
     "gpt2": Format("gpt2", "model.safetensors", "config.json"),
+    "llama": Format("llama", "model.safetensors", "config.json"),
     "bitnet": Format("bitnet", "model.safetensors", "config.json"),
     "kosmos-2": Format("kosmos2", "model.safetensors", "config.json"),
     "torchscale": Format("torchscale", "model.safetensors", "config.yml"),

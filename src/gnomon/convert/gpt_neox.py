@@ -98,7 +98,7 @@ SETTINGS = Settings(
         "scale_embedding": False,
     },
     theirs={"attention_bias": True},
-    rotary=True,
+    rotary="partial",
 )
 
 

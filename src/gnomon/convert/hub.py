@@ -37,7 +37,7 @@ class Settings:
         activation: their key for the activation.
         ours: fields of ours that such a model always has, whichever its configuration.
         theirs: keys of theirs whose only value here this is.
-        rotary: whether rope_parameters are translated, and of how large a share of the head if they do not say.
+        rotary: `partial` where rope_parameters say which share of a head turns, `whole` where all of it does.
     """
 
     project: str
@@ -47,7 +47,7 @@ class Settings:
     activation: str
     ours: Mapping[str, Any]
     theirs: Mapping[str, Any]
-    rotary: bool = False
+    rotary: str = ""
 
     def read(self, settings: Mapping[str, Any], **more: Any) -> GnomonConfig:
         """Translate a config.json.
@@ -84,7 +84,7 @@ class Settings:
         if act not in ACTIVATIONS:
             raise ValueError(f"{self.activation} must be one of {', '.join(ACTIVATIONS)} to be converted; got {act!r}")
         if self.rotary:
-            fields["rope_parameters"] = _rope(theirs.rope_parameters)
+            fields["rope_parameters"] = {"partial_rotary_factor": 1.0, **theirs.rope_parameters}
         return GnomonConfig(**fields, **self.ours, hidden_act=ACTIVATIONS[act], is_decoder=True, **more)
 
     def write(self, config: GnomonConfig, **more: Any) -> dict[str, Any]:
@@ -100,19 +100,23 @@ class Settings:
         Raises:
             ValueError: when the model is of another form.
         """
-        whole = {"num_key_value_heads": config.num_attention_heads} if "num_key_value_heads" not in self.keys else {}
-        width = {"head_dim": config.hidden_size // config.num_attention_heads}
-        require(config, self.project, {**self.ours, **whole, **width})
+        heads = config.num_attention_heads
+        usual = {"num_key_value_heads": heads, "head_dim": config.hidden_size // heads}
+        fixed = {field: value for field, value in usual.items() if field not in self.keys.values()}
+        require(config, self.project, {**self.ours, **fixed})
         theirs = {key: getattr(config, ours) for key, ours in self.keys.items()}
         theirs[self.activation] = next(name for name, ours in ACTIVATIONS.items() if ours == config.hidden_act)
         if self.rotary:
-            theirs["rope_parameters"] = dict(config.rope_parameters)
+            theirs["rope_parameters"] = self._turning(config)
         return self.config_class(**theirs, **self.theirs, architectures=[self.architecture], **more).to_dict()
 
-
-def _rope(parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """Rotary parameters with the share of a head written out."""
-    return {"partial_rotary_factor": 1.0, **parameters}
+    def _turning(self, config: GnomonConfig) -> dict[str, Any]:
+        rope = dict(config.rope_parameters)
+        if self.rotary == "whole" and (share := rope.pop("partial_rotary_factor")) != 1.0:
+            raise ValueError(
+                f"the {self.project} layout turns whole heads, partial_rotary_factor 1.0; this model has {share}"
+            )
+        return rope
 
 
 __all__ = ["ACTIVATIONS", "Settings"]
