@@ -155,9 +155,8 @@ def draw_heat_map(ledger: Rows, *, x: str, y: str, panel: str, title: str = "Val
     losses = [summary["validation_loss"] for summary in summaries if summary["losses"]]
     if not losses:
         raise ValueError("no run of the sweep has finished, so there is nothing to draw; see its ledger.jsonl.")
-    columns, lines, panels = (sorted(_values(summaries, key), key=_sort_key) for key in (x, y, panel))
-    if all(isinstance(value, str) for value in panels):
-        panels = _values(summaries, panel)
+    columns, lines = (sorted(_values(summaries, key), key=_sort_key) for key in (x, y))
+    panels = _values(summaries, panel)
     short = short_keys(keys)
     colors = colormaps["viridis_r"]
     low, high = min(losses), max(losses)
@@ -182,6 +181,24 @@ def draw_heat_map(ledger: Rows, *, x: str, y: str, panel: str, title: str = "Val
             axes.set_xlabel(short[x].replace("_", " "), color=INK)
         figure.axes[0].set_ylabel(short[y].replace("_", " "), color=INK)
         return figure
+
+
+def heat_map_keys(ledger: Rows) -> dict[str, str] | None:
+    """The keys of a sweep that make a heat map: a learning rate, a depth, and one more that names the panels.
+
+    Args:
+        ledger: A sweep's rows.
+
+    Returns:
+        The arguments `x`, `y` and `panel` of `draw_heat_map`, or None where the grid is another.
+    """
+    keys = list(dict.fromkeys(key for row in ledger for key in row["settings"]))
+    rates = [key for key in keys if key.endswith(".learning_rate")]
+    depths = [key for key in keys if key.endswith("num_hidden_layers")]
+    others = [key for key in keys if key not in (*rates, *depths)]
+    if len(rates) == len(depths) == len(others) == 1:
+        return {"x": rates[0], "y": depths[0], "panel": others[0]}
+    return None
 
 
 def largest_rates(ledger: Rows, *, rate: str, panel: str, floor: float) -> list[dict[str, Any]]:

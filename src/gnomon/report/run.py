@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from gnomon.report.analysis import draw_heat_map, heat_map_keys
 from gnomon.report.card import write_card
 from gnomon.report.figures import draw_loss_curve, draw_sweep, save_figure
 from gnomon.report.tables import sweep_cells, to_csv, to_markdown
@@ -102,7 +103,8 @@ def sweep(
         recipe: As for `train`.
         grid: Dotted key -> the values it takes.
         seeds: How many seeds, from the recipe's on, or which.
-        output: The sweep's folder; `table.md`, `table.csv`, `figure.svg` and `figure.png` go there.
+        output: The sweep's folder; `table.md`, `table.csv`, `figure.svg` and `figure.png` go there, and a heat map
+            where the grid has a learning rate, a depth and one more key.
         options: As for `gnomon.training.sweep.sweep`: resume, variants, overrides, progress.
     """
     result = sweeps.sweep(recipe, grid, seeds, output, **options)
@@ -111,4 +113,7 @@ def sweep(
         write_text(result.output / "table.csv", to_csv(result.ledger))
     if any(row["status"] == "finished" for row in result.ledger):
         save_figure(draw_sweep(result.ledger), result.output / "figure")
+        keys = heat_map_keys(result.ledger)
+        if keys is not None:
+            save_figure(draw_heat_map(result.ledger, **keys), result.output / "heat_map")
     return result
