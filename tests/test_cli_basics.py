@@ -132,7 +132,7 @@ def test_fetching_embedded_data_says_that_nothing_is_downloaded() -> None:
         (["train", "demo", "-o", "stages.0.training.max_steps=many"], "must be a whole number"),
         (["train", "demo", "-o", "model.hiden_size=3"], "did you mean 'hidden_size'?"),
         (["sweep", "demo", "--grid", "seed"], "KEY=V1,V2"),
-        (["evaluate", "some-checkpoint"], "--data NAME or --source FILE"),
+        (["evaluate", "some-checkpoint"], "--data NAME, --source FILE and --tasks NAME,NAME"),
         (["generate", "no-such-folder", "-p", "A"], "no-such-folder"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
