@@ -332,6 +332,24 @@ def test_a_feed_forward_that_cannot_be_widened_says_so_and_takes_tokens(model: C
     assert gnomon.graft(model, num_tokens=4).exact
 
 
+def test_a_model_with_inputs_of_two_kinds_takes_a_probe_of_its_user() -> None:
+    """CLIP does not run on made-up ids alone, is told to take a probe, and with one is grafted in both towers."""
+    tower = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 4}
+    config = hf.CLIPConfig(
+        text_config={**tower, "vocab_size": 50, "eos_token_id": 2},
+        vision_config={**tower, "image_size": 16, "patch_size": 8},
+    )
+    model = hf.CLIPModel(config).eval()
+    with pytest.raises(ValueError, match=r"CLIPModel cannot run on the probe input_ids .*probe="):
+        gnomon.graft(model, num_neurons=4)
+    probe = {"input_ids": torch.arange(8)[None], "pixel_values": torch.randn(1, 3, 16, 16)}
+    report = gnomon.graft(model, num_neurons=4, probe=probe)
+    assert report.exact
+    assert {part["name"].split(".")[0] for part in report.parts} == {"text_model", "vision_model"}
+    assert gnomon.merge_graft(model, probe=probe).exact
+    assert (model.config.text_config.intermediate_size, model.config.vision_config.intermediate_size) == (52, 52)
+
+
 def test_merging_is_refused_where_the_mathematics_or_the_config_forbid_it() -> None:
     """Tokens beside a layer, one widened layer of two, and a config without a word for the width are refused whole."""
     model = build("LlamaForCausalLM")

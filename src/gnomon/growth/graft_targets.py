@@ -69,6 +69,9 @@ def places(model: PreTrainedModel, batch: Mapping[str, Tensor]) -> list[Place]:
 
     Returns:
         The layers that ran.
+
+    Raises:
+        ValueError: the model does not run on the batch.
     """
     named = {layer: name for name, layer in model.named_modules() if isinstance(layer, LAYERS)}
     order: dict[nn.Module, None] = {}
@@ -79,7 +82,13 @@ def places(model: PreTrainedModel, batch: Mapping[str, Tensor]) -> list[Place]:
     with ExitStack() as hooks:
         for layer in named:
             hooks.callback(layer.register_forward_pre_hook(note).remove)
-        probe_outputs(model, batch)
+        try:
+            probe_outputs(model, batch)
+        except (AttributeError, IndexError, RuntimeError, TypeError, ValueError) as error:
+            raise ValueError(
+                f"{type(model).__name__} cannot run on the probe {', '.join(batch)} ({error}); give one that it can: "
+                "probe={name: tensor, ...}"
+            ) from error
     return [
         Place(named[layer], layer, *widths(layer), is_attention=_is_attention(model, named[layer])) for layer in order
     ]
@@ -158,6 +167,25 @@ def probe_for(model: PreTrainedModel, *, rows: int = 2, length: int = 16) -> dic
     Raises:
         ValueError: its main input is of a kind that is not known here.
     """
+    try:
+        batch = _random_inputs(model, rows, length)
+    except AttributeError:  # a config of several models, each with sizes of its own
+        batch = {}
+    if not batch:
+        raise ValueError(
+            f"{type(model).__name__} takes {model.main_input_name}, for which no random input can be made up; "
+            "give one: probe={name: tensor, ...}"
+        )
+    # Positions after the longest that the model knows are not asked for.
+    limit = getattr(model.config.get_text_config(), "max_position_embeddings", None) or length
+    return {
+        name: (value[:, :limit] if name.endswith("_ids") else value.to(model.dtype)).to(model.device)
+        for name, value in batch.items()
+    }
+
+
+def _random_inputs(model: PreTrainedModel, rows: int, length: int) -> dict[str, Tensor]:
+    """Random values for a model's main input, and ids for its decoder; nothing for an input that is not known."""
     generator = torch.Generator().manual_seed(0)
     config, name = model.config, model.main_input_name
     if name == "input_ids":
@@ -170,18 +198,10 @@ def probe_for(model: PreTrainedModel, *, rows: int = 2, length: int = 16) -> dic
     elif name == "input_features":
         batch = {name: torch.randn(rows, config.num_mel_bins, 2 * config.max_source_positions, generator=generator)}
     else:
-        raise ValueError(
-            f"{type(model).__name__} takes {name}, for which no random input can be made up; give one: "
-            "probe={name: tensor, ...}"
-        )
+        return {}
     if config.is_encoder_decoder:
         batch["decoder_input_ids"] = torch.randint(config.vocab_size, (rows, length), generator=generator)
-    # Positions after the longest that the model knows are not asked for.
-    limit = getattr(config.get_text_config(), "max_position_embeddings", None) or length
-    return {
-        name: (value[:, :limit] if name.endswith("_ids") else value.to(model.dtype)).to(model.device)
-        for name, value in batch.items()
-    }
+    return batch
 
 
 def _is_attention(model: nn.Module, name: str) -> bool:

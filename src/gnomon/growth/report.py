@@ -71,7 +71,7 @@ def probe_outputs(model: PreTrainedModel, batch: Mapping[str, Tensor]) -> Tensor
         batch: keyword arguments of its forward pass.
 
     Returns:
-        Logits, or the last hidden state where there is no head.
+        Logits or painted images, or the last hidden state where there is no head; of other models the first output.
     """
     training = model.training
     model.eval()
@@ -79,8 +79,9 @@ def probe_outputs(model: PreTrainedModel, batch: Mapping[str, Tensor]) -> Tensor
         outputs = model(**batch)
     finally:
         model.train(training)
-    found = outputs.get("logits")
-    return (outputs.last_hidden_state if found is None else found).double()
+    named = (outputs.get(name) for name in ("logits", "reconstruction", "last_hidden_state"))
+    others = (value for value in outputs.to_tuple() if isinstance(value, Tensor) and value.is_floating_point())
+    return next(tensor for tensor in (*named, *others) if tensor is not None).double()
 
 
 def gap(before: Tensor, after: Tensor) -> tuple[float, float]:
