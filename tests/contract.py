@@ -15,6 +15,8 @@ from gnomon import (
     GnomonConfig,
     GnomonEncoderDecoderModel,
     GnomonForCausalLM,
+    GnomonForImageClassification,
+    GnomonForMaskedImageModeling,
     GnomonForMaskedLM,
     GnomonForSeq2SeqLM,
     GnomonForSequenceClassification,
@@ -98,6 +100,8 @@ ELSEWHERE = {
     GnomonEncoderDecoderModel: "test_encoder_decoder.py",
     GnomonForSeq2SeqLM: "test_encoder_decoder.py",
     GnomonForSequenceClassification: "test_classification.py",
+    GnomonForImageClassification: "test_vision.py",
+    GnomonForMaskedImageModeling: "test_vision.py",
 }
 """Model classes whose outputs are not one row an input position, and the module that has their contract."""
 

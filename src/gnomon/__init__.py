@@ -21,8 +21,10 @@ if TYPE_CHECKING:
     from gnomon.models.classification import GnomonForSequenceClassification, GnomonForTokenClassification
     from gnomon.models.config import GnomonConfig
     from gnomon.models.encoder_decoder import GnomonEncoderDecoderModel, GnomonForSeq2SeqLM
+    from gnomon.models.speech import GnomonForAudioClassification, GnomonForCTC, GnomonForSpeechSeq2Seq
     from gnomon.models.presets import preset, presets
     from gnomon.models.text import GnomonForCausalLM, GnomonForMaskedLM
+    from gnomon.models.vision import GnomonForImageClassification, GnomonForMaskedImageModeling
     from gnomon.report.run import train
 
 __version__ = "0.1.0"
@@ -30,10 +32,15 @@ __version__ = "0.1.0"
 _PUBLIC = {
     "GnomonConfig": "gnomon.models.config",
     "GnomonEncoderDecoderModel": "gnomon.models.encoder_decoder",
+    "GnomonForAudioClassification": "gnomon.models.speech",
+    "GnomonForCTC": "gnomon.models.speech",
     "GnomonForCausalLM": "gnomon.models.text",
+    "GnomonForImageClassification": "gnomon.models.vision",
+    "GnomonForMaskedImageModeling": "gnomon.models.vision",
     "GnomonForMaskedLM": "gnomon.models.text",
     "GnomonForSeq2SeqLM": "gnomon.models.encoder_decoder",
     "GnomonForSequenceClassification": "gnomon.models.classification",
+    "GnomonForSpeechSeq2Seq": "gnomon.models.speech",
     "GnomonForTokenClassification": "gnomon.models.classification",
     "GnomonModel": "gnomon.models.backbone",
     "GnomonPreTrainedModel": "gnomon.models.backbone",
@@ -81,10 +88,15 @@ _NEEDED = (
 __all__ = [
     "GnomonConfig",
     "GnomonEncoderDecoderModel",
+    "GnomonForAudioClassification",
+    "GnomonForCTC",
     "GnomonForCausalLM",
+    "GnomonForImageClassification",
+    "GnomonForMaskedImageModeling",
     "GnomonForMaskedLM",
     "GnomonForSeq2SeqLM",
     "GnomonForSequenceClassification",
+    "GnomonForSpeechSeq2Seq",
     "GnomonForTokenClassification",
     "GnomonModel",
     "GnomonPreTrainedModel",

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from gnomon.models.sizes import layer_tokens, resolve
+from gnomon.models.sizes import extents, image_grid, layer_tokens, resolve
 
 NORM_PARAMETERS = {"layer": 2, "layer_plain": 0, "rms": 1, "none": 0}
 """Learned numbers per channel of each norm."""
@@ -118,8 +118,38 @@ def _layer_norms(fields: Mapping[str, Any]) -> int:
     return NORM_PARAMETERS[fields["norm"]] * channels.get(placement, 2 * width) + factors
 
 
+@dataclass(frozen=True)
+class _Ends:
+    """What stands before and after the blocks: tables that are looked up, weights of patches, and the head."""
+
+    tables: int
+    patches: int
+    head: int
+    biases: int = 0
+
+
+def _ends(fields: Mapping[str, Any]) -> _Ends:
+    """The table of tokens and the head of a language model; of images the patches' embeddings and the classifier."""
+    width = fields["hidden_size"]
+    if fields["image_size"] is None:
+        table = fields["vocab_size"] * width
+        return _Ends(table, 0, 0 if fields["tie_word_embeddings"] else table)
+    rows, columns = image_grid(fields)
+    down, across = extents(fields["patch_size"])
+    pixels = fields["num_channels"] * down * across
+    is_linear = fields["patch_projection"] == "linear"
+    places = rows * columns + fields["use_class_token"] if fields["positions"] == "learned" else 0
+    labels = fields.get("num_labels") or len(fields.get("id2label") or "01")
+    return _Ends(
+        tables=(places + fields["use_class_token"]) * width,
+        patches=pixels * width if is_linear else fields["num_patch_tokens"] * (pixels + width),
+        head=labels * width,
+        biases=(width * is_linear + labels) if fields["use_bias"] else 0,
+    )
+
+
 def count_parameters(fields: Mapping[str, Any]) -> ParameterCounts:
-    """Count a language model's parameters from its configuration.
+    """Count a language model's parameters, or those of a classifier of images, from its configuration.
 
     Of an encoder-decoder the weights are exact, and the norms lack those before its looks at the source.
 
@@ -150,15 +180,15 @@ def count_parameters(fields: Mapping[str, Any]) -> ParameterCounts:
         if fields["is_encoder_decoder"] and layer >= fields["encoder_layers"]:
             attention += attention[-4:]  # the decoder looks at the source through projections of the same sizes
         feed_forward.append(_feed_forward(fields, tokens["feed_forward"]))
-    table = fields["vocab_size"] * width
+    ends = _ends(fields)
     return ParameterCounts(
-        embedding=table,
+        embedding=ends.tables + ends.patches,
         attention=sum(part.weights for part in attention),
         feed_forward=sum(part.weights for part in feed_forward),
         norms=num_layers * _layer_norms(fields) + width * NORM_PARAMETERS[fields["final_norm"]],
-        biases=sum(part.biases for part in attention + feed_forward),
+        biases=sum(part.biases for part in attention + feed_forward) + ends.biases,
         score_scales=sum(part.score_scales for part in attention + feed_forward),
-        head=0 if fields["tie_word_embeddings"] else table,
+        head=ends.head,
     )
 
 
@@ -177,6 +207,8 @@ def token_attention_flops(fields: Mapping[str, Any], sequence_length: int) -> in
 def forward_flops_per_token(fields: Mapping[str, Any], sequence_length: int) -> int:
     """Operations of a forward pass, per token: 2 (N + V d) + 4 L d T.
 
+    Of images per patch or class token: every patch passes its projection, and the head is used once an image.
+
     In an encoder-decoder a token of the source passes the encoder, and one of the target the decoder and the head,
     whose layers attend twice; the mean of the two is N + V d + 2 (L_encoder + 2 L_decoder) d T.
 
@@ -187,8 +219,11 @@ def forward_flops_per_token(fields: Mapping[str, Any], sequence_length: int) -> 
         sequence_length: T, the tokens of one sequence.
     """
     fields = resolve(fields)
-    head = fields["vocab_size"] * fields["hidden_size"]
-    products = 2 * (count_parameters(fields).non_embedding + head)
+    ends = _ends(fields)
+    if fields["image_size"] is not None:
+        products = 2 * (count_parameters(fields).non_embedding + ends.patches + ends.head // sequence_length)
+        return products + token_attention_flops(fields, sequence_length) // sequence_length
+    products = 2 * (count_parameters(fields).non_embedding + (ends.head or ends.tables))
     if fields["is_encoder_decoder"]:
         width = fields["num_attention_heads"] * fields["head_dim"]
         looks = fields["encoder_layers"] + 2 * fields["decoder_layers"]

@@ -13,11 +13,12 @@ from gnomon.growth.report import GrowthReport, measured
 from gnomon.growth.sites import stacks
 from gnomon.growth.widths import check_widths
 from gnomon.models.backbone import GnomonModel
+from gnomon.models.audio_inputs import FilterbankEmbedding
 from gnomon.models.config import GnomonConfig
 from gnomon.nn.attention import Attention
 from gnomon.nn.blocks import Block
 from gnomon.nn.placements import PLACEMENTS, has_inner_norm
-from gnomon.nn.projections import Linear, Pattention
+from gnomon.nn.projections import Embedding, Linear, Pattention
 
 
 def grow_width(
@@ -121,7 +122,8 @@ class Widening:
             self.inner = self._axis(inner, self.sizes.get("intermediate_size", inner), self._norms("feed_forward"))
         has_gain = (config.norm if config.final_norm == "none" else config.final_norm) != "layer_plain"
         reads_share = has_gain and (config.final_norm != "none" or bool(PLACEMENTS[config.norm_placement].outer))
-        keeps_head = padded or width == config.hidden_size or not config.tie_word_embeddings or reads_share
+        is_tied = config.tie_word_embeddings and config.vocab_size is not None
+        keeps_head = padded or width == config.hidden_size or not is_tied or reads_share
         keeps_input = width == config.hidden_size or not config.scale_embedding  # its factor sqrt(d) would change
         self.is_exact = keeps_head and keeps_input and self._keeps_inner_norms()
 
@@ -130,6 +132,9 @@ class Widening:
         config, fields = self.config, dict(self.sizes)
         fields["num_key_value_heads"] = len(self.shared_heads.source)
         fields["norm_eps"] = config.norm_eps * self.mean_square
+        if config.num_conv_pos_embedding_groups is not None:
+            size = config.hidden_size // config.num_conv_pos_embedding_groups
+            fields["num_conv_pos_embedding_groups"] = len(self.hidden.source) // size
         if config.positions == "rotary":
             factor = config.rotary_size / self.head_dim
             fields["rope_parameters"] = {**config.rope_parameters, "partial_rotary_factor": factor}
@@ -171,16 +176,22 @@ class Widening:
         """Grow embeddings, positions, final norms and whatever reads the last one."""
         found = stacks(model)
         for stack in found:
-            for table in (stack.embed_tokens, stack.embed_positions):
-                if table is not None and table.embedding_dim != len(self.hidden.source):
-                    self.table(table)
+            if stack.embed_patches is not None:
+                patches = stack.embed_patches.projection
+                self.layer(patches, self.hidden, extend(patches.in_features))
+            if stack.embed_features is not None:
+                self.sound(stack.embed_features)
             for bias in stack.position_bias.parameters() if stack.position_bias is not None else ():
                 self.replace(bias, take(bias.detach(), self.heads.source, 1), extend(len(bias)), self.heads)
             self.norm(stack.norm)
         head = model.get_output_embeddings()
-        for module in model.modules():
-            outside = isinstance(module, Linear) and module.in_features == self.config.hidden_size
-            if outside and not any(module is part for block in blocks(model) for part in block.modules()):
+        inner = {id(part) for block in blocks(model) for part in block.modules()}
+        inner |= {id(stack.embed_patches.projection) for stack in found if stack.embed_patches is not None}
+        inner |= {id(stack.embed_features.projection) for stack in found if stack.embed_features is not None}
+        for module in list(model.modules()):
+            if isinstance(module, Embedding) and module.embedding_dim != len(self.hidden.source):
+                self.table(module)
+            if isinstance(module, Linear) and module.in_features == self.config.hidden_size and id(module) not in inner:
                 if module is head and self.config.tie_word_embeddings:
                     head.in_features = len(self.hidden.source)
                     # a tied table is read as it is written, so the last norm takes the share
@@ -188,6 +199,26 @@ class Widening:
                         parameter.data *= self.hidden.share.to(parameter)
                 else:
                     self.layer(module, extend(module.out_features), self.hidden)
+
+    def sound(self, embedding: FilterbankEmbedding) -> None:
+        """Grow the front end of sound: the projection, and more groups of channels where a convolution has positions.
+
+        Raises:
+            ValueError: the width is no multiple of a group's channels.
+        """
+        self.layer(embedding.projection, self.hidden, extend(embedding.projection.in_features))
+        convolution, width = embedding.positions, len(self.hidden.source)
+        if convolution is None or width == convolution.out_channels:
+            return
+        size = convolution.in_channels // convolution.groups
+        kept, inner = extend(size), extend(convolution.kernel_size[0])
+        self.replace(
+            convolution.weight, take(convolution.weight.detach(), self.hidden.source, 0), self.hidden, kept, inner
+        )
+        if convolution.bias is not None:
+            self.replace(convolution.bias, take(convolution.bias.detach(), self.hidden.source, 0), self.hidden)
+        convolution.in_channels = convolution.out_channels = width
+        convolution.groups = width // size
 
     def table(self, embedding: nn.Embedding) -> None:
         """Grow an embedding table's width."""

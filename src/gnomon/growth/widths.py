@@ -55,7 +55,14 @@ def check_positions(config: GnomonConfig, sizes: Mapping[str, int]) -> None:
     Raises:
         ValueError: naming the scheme and the width.
     """
-    made_from = {"alibi": "num_attention_heads", "xpos": "head_dim", "sinusoidal": "hidden_size"}
+    made_from = {"alibi": "num_attention_heads", "xpos": "head_dim"}
+    made_from |= dict.fromkeys(("sinusoidal", "sinusoidal_2d"), "hidden_size")
+    width, groups = sizes.get("hidden_size", config.hidden_size), config.num_conv_pos_embedding_groups
+    if groups is not None and width % (config.hidden_size // groups):
+        raise ValueError(
+            f"the convolution of positions has groups of {config.hidden_size // groups} channels, so hidden_size grows "
+            f"by whole groups; got {width}"
+        )
     name = made_from.get(config.positions)
     if name is not None and sizes.get(name, getattr(config, name)) != getattr(config, name):
         raise ValueError(

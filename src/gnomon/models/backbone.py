@@ -15,10 +15,12 @@ from transformers.utils.deprecation import deprecate_kwarg
 from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
+from gnomon.models.audio_inputs import FilterbankEmbedding
 from gnomon.models.blocks import GnomonBlock, build_block, initialization_rule
 from gnomon.models.caches import PairedCache, new_cache
 from gnomon.models.config import GnomonConfig
-from gnomon.models.sizes import side_layers
+from gnomon.models.inputs import PatchEmbedding
+from gnomon.models.sizes import extents, side_layers
 from gnomon.nn.attention import Attention
 from gnomon.nn.biases import Alibi, RelativeBias, add_to_mask
 from gnomon.nn.norms import build_norm
@@ -59,22 +61,31 @@ class GnomonPreTrainedModel(PreTrainedModel):
         if reset is not None:
             reset()
 
-
     def random_inputs(self, *, seed: int = 0, rows: int = 4, length: int = 32) -> dict[str, Tensor]:
         """Inputs that mean nothing, to compare a model with itself before and after a change.
 
         Args:
             seed: of the numbers.
             rows: of the batch.
-            length: of each row; no longer than the model's positions.
+            length: of each row; no longer than the model's positions. Images have their model's size.
 
         Returns:
             The keyword arguments of a forward pass.
         """
         generator = torch.Generator().manual_seed(seed)
+        if self.config.image_size is not None:
+            shape = (rows, self.config.num_channels, *extents(self.config.image_size))
+            return {"pixel_values": torch.randn(shape, generator=generator).to(self.device, self.dtype)}
         length = min(length, self.config.max_position_embeddings)
+        features: dict[str, Tensor] = {}
+        if self.config.num_mel_bins is not None:
+            shape = (rows, length * self.config.subsampling_factor, self.config.num_mel_bins)
+            features = {"input_features": torch.randn(shape, generator=generator).to(self.device, self.dtype)}
+            if not self.config.is_encoder_decoder:
+                return features
         ids = torch.randint(self.config.vocab_size, (2, rows, length), generator=generator).to(self.device)
-        return {"input_ids": ids[0]} | ({"decoder_input_ids": ids[1]} if self.config.is_encoder_decoder else {})
+        source = features or {"input_ids": ids[0]}
+        return source | ({"decoder_input_ids": ids[1]} if self.config.is_encoder_decoder else {})
 
 
 class GnomonModel(GnomonPreTrainedModel):
@@ -102,10 +113,19 @@ class GnomonModel(GnomonPreTrainedModel):
         encoder_layers, decoder_layers = side_layers(config.to_dict())
         self.is_causal = side == "decoder" if side else config.is_decoder is not False
         first, depth = (encoder_layers, decoder_layers) if self.is_causal else (0, encoder_layers)
-        std = initialization_rule(config, self.is_causal)("embedding", "weight", config.vocab_size, config.hidden_size)
-        self.embed_tokens = Embedding(config.vocab_size, config.hidden_size, std=std)
+        rule = initialization_rule(config, self.is_causal)
+        std = rule("embedding", "weight", config.vocab_size or 1, config.hidden_size)
+        self.embed_tokens, self.embed_patches, self.embed_features = None, None, None
         self.embed_positions, self.position_bias = None, None
-        if config.positions == "learned":
+        if config.num_mel_bins is not None and side != "decoder":
+            self.embed_features = FilterbankEmbedding(config)
+            self.main_input_name = "input_features"
+        elif config.vocab_size is not None:
+            self.embed_tokens = Embedding(config.vocab_size, config.hidden_size, std=std)
+        if config.image_size is not None:
+            self.embed_patches = PatchEmbedding(config, rule)
+            self.main_input_name = "pixel_values"
+        elif config.positions == "learned":
             rows = config.max_position_embeddings + config.position_offset
             self.embed_positions = Embedding(rows, config.hidden_size, std=std)
         elif config.positions == "alibi":
@@ -138,6 +158,8 @@ class GnomonModel(GnomonPreTrainedModel):
         encoder_attention_mask: Tensor | None = None,
         cache: Cache | None = None,
         use_cache: bool | None = None,
+        pixel_values: torch.FloatTensor | None = None,
+        input_features: torch.FloatTensor | None = None,
         **kwargs: Any,
     ) -> BaseModelOutputWithPastAndCrossAttentions:
         """Run the stack.
@@ -151,18 +173,34 @@ class GnomonModel(GnomonPreTrainedModel):
             encoder_attention_mask: 1 where that is a token, 0 for padding, (batch, source).
             cache: keys and values of earlier tokens.
             use_cache: return a cache (a model that looks both ways never has one).
+            pixel_values: images in place of ids, (batch, channels, height, width), of a model with an image_size.
+            input_features: filterbanks in place of ids, (batch, frames, mel bins), of a model with num_mel_bins;
+                `attention_mask` is then of its frames.
             kwargs: passed to the attention function.
 
         Returns:
             The last hidden state, and the cache.
 
         Raises:
-            ValueError: for neither or both of ids and embeddings, an id outside the vocabulary, a mask that is too
-                short, or a position beyond a learned table.
+            ValueError: for none or several of ids, embeddings and images, an input of another kind of model, an id
+                outside the vocabulary, a mask that is too short, or a position beyond a learned table.
         """
-        if (input_ids is None) == (inputs_embeds is None):
-            raise ValueError("give exactly one of input_ids and inputs_embeds")
-        if inputs_embeds is None:
+        if sum(given is not None for given in (input_ids, inputs_embeds, pixel_values, input_features)) != 1:
+            raise ValueError(
+                "give exactly one of input_ids and inputs_embeds, or of a model of images pixel_values, "
+                "or of a model of sound input_features"
+            )
+        if pixel_values is not None:
+            if self.embed_patches is None:
+                raise ValueError("pixel_values are for models with an image_size; this one has none: give input_ids")
+            inputs_embeds = self.embed_patches(pixel_values)
+        elif input_features is not None:
+            if self.embed_features is None:
+                raise ValueError("input_features are for models with num_mel_bins; this one has none: give input_ids")
+            inputs_embeds, attention_mask = self.embed_features(input_features, attention_mask)
+        elif inputs_embeds is None:
+            if self.embed_tokens is None:
+                raise ValueError(f"this model has no table of tokens; give {self.main_input_name} instead of input_ids")
             inputs_embeds = self.embed_tokens(self._check_ids(input_ids))
         if use_cache and cache is None and self.is_causal:
             cache = new_cache(self.config)

@@ -3,7 +3,14 @@
 import math
 from typing import Any
 
-from gnomon.models.sizes import PLACEMENT_INITIALIZATIONS, TOKEN_FIELDS, check_tokens
+from gnomon.models.audio_fields import check_audio
+from gnomon.models.sizes import (
+    IMAGE_DEFAULTS,
+    PLACEMENT_INITIALIZATIONS,
+    TOKEN_FIELDS,
+    check_tokens,
+    extents,
+)
 from gnomon.nn.feedforward import ACTIVATIONS
 from gnomon.nn.functional import SCORES
 from gnomon.nn.initialization import INITIALIZATIONS
@@ -19,7 +26,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "final_norm": tuple(NORMS),
     "initialization": tuple(INITIALIZATIONS),
     "initialization_flavor": ("paper", "torchscale"),
-    "positions": ("rotary", "xpos", "learned", "sinusoidal", "relative_bias", "alibi", "none"),
+    "positions": ("rotary", "xpos", "learned", "sinusoidal", "sinusoidal_2d", "relative_bias", "alibi", "none"),
     "hidden_act": tuple(ACTIVATIONS),
 }
 """The values of every field that is a choice."""
@@ -37,6 +44,8 @@ POSITIVE = (
     "max_position_embeddings",
     "relative_attention_num_buckets",
     "relative_attention_max_distance",
+    "num_channels",
+    "num_patch_tokens",
 )
 PROBABILITIES = ("hidden_dropout", "attention_dropout", "drop_path_rate")
 POOLINGS = ("first", "mean", "last")
@@ -86,6 +95,62 @@ def check_fields(config: Any) -> None:
     _check_placement(config)
     _check_positions(config)
     _check_rotary(config)
+    _check_images(config)
+    check_audio(config)
+
+
+def _check_images(config: Any) -> None:
+    if config.image_size is None:
+        for name in (*IMAGE_DEFAULTS, "num_patch_tokens"):
+            if name not in ("positions", "is_decoder") and getattr(config, name) is not None:
+                raise ValueError(f"{name} needs image_size, which makes a model of images; got {getattr(config, name)}")
+        if config.positions == "sinusoidal_2d":
+            raise ValueError("positions sinusoidal_2d needs image_size, since it numbers patches down and across")
+        return
+    for name in ("image_size", "patch_size"):
+        size = getattr(config, name)
+        numbers = size if isinstance(size, list) else [size, size]
+        if len(numbers) != 2 or any(not isinstance(n, int) or isinstance(n, bool) or n < 1 for n in numbers):
+            raise ValueError(f"{name} is a whole number of at least 1, or [height, width]; got {size}")
+    check_divides(extents(config.image_size), config)
+    if config.patch_projection not in CHOICES["projection"]:
+        raise ValueError(
+            f"patch_projection must be one of {', '.join(CHOICES['projection'])}; got {config.patch_projection!r}"
+        )
+    if config.num_patch_tokens is not None and config.patch_projection == "linear":
+        raise ValueError("num_patch_tokens needs patch_projection: pattention, since nothing else has parameter tokens")
+    if config.is_decoder or config.is_encoder_decoder:
+        raise ValueError("a model of images is a single stack that looks both ways; leave is_decoder unset")
+    if config.scale_embedding or config.position_offset:
+        name = "scale_embedding" if config.scale_embedding else "position_offset"
+        raise ValueError(f"{name} is for token embeddings, and image_size makes a model of images; leave it unset")
+    if config.positions == "sinusoidal_2d" and (config.hidden_size % 4 or config.hidden_size < 8):
+        raise ValueError(
+            f"positions sinusoidal_2d needs a hidden_size of at least 8 that 4 divides; got {config.hidden_size}"
+        )
+    poolings = ("first", "mean") if config.use_class_token else ("mean",)
+    if config.classifier_pooling not in (None, *poolings):
+        raise ValueError(
+            f"classifier_pooling of images is mean, or first with use_class_token; got {config.classifier_pooling!r}"
+        )
+
+
+def check_divides(size: tuple[int, int], config: Any) -> None:
+    """Refuse an image that does not fall into whole patches, unless it is to be padded.
+
+    Args:
+        size: height and width of the image.
+        config: tells the patches, and whether images are padded.
+
+    Raises:
+        ValueError: with both sizes and the remedy.
+    """
+    patch = extents(config.patch_size)
+    if not config.use_image_padding and (size[0] % patch[0] or size[1] % patch[1]):
+        raise ValueError(
+            f"patches of {patch[0]} x {patch[1]} pixels must divide the image; got {size[0]} x {size[1]}: resize it, "
+            "or set use_image_padding to fill it up with zeros"
+        )
 
 
 def _check_sides(config: Any) -> None:

@@ -63,7 +63,7 @@ class GnomonConfig(PreTrainedConfig):
     Unset fields follow from others: see `gnomon.models.sizes.resolve`. Counts are numbers of parameter tokens.
 
     Args:
-        vocab_size: rows of the embedding table.
+        vocab_size: rows of the embedding table; without a table for images and sound, else 50,304 if unset.
         hidden_size: d, the width of the residual stream.
         num_hidden_layers: L; of an encoder-decoder all layers, 12 of a single stack if unset.
         encoder_layers: N, for an encoder-decoder.
@@ -91,7 +91,8 @@ class GnomonConfig(PreTrainedConfig):
         initialization: rule of `gnomon.nn.initialization`; follows norm placement and projection if unset.
         initialization_flavor: of `magneto` and `deepnet`: the papers' or torchscale's.
         initializer_range: the standard deviation that `tokenformer` and `normal` start from.
-        positions: `rotary`, `xpos`, `learned`, `sinusoidal`, `relative_bias`, `alibi` or `none`.
+        positions: `rotary`, `xpos`, `learned`, `sinusoidal`, `sinusoidal_2d`, `relative_bias`, `alibi` or `none`;
+            for images `learned` (one row a patch), else `rotary`, if unset.
         position_offset: the number of the first position, for `learned` and `sinusoidal` (2 in fairseq's models).
         rope_parameters: rope_theta and, for `rotary`, partial_rotary_factor (the share of a head that turns).
         relative_attention_num_buckets: rows of the table of `relative_bias`.
@@ -104,8 +105,21 @@ class GnomonConfig(PreTrainedConfig):
         hidden_dropout: of embeddings and sublayer outputs.
         attention_dropout: of the attention weights.
         drop_path_rate: of the last layer's sublayers (stochastic depth), rising linearly from 0 at the first.
-        classifier_pooling: what a sequence classifier reads: the `first` token, the `mean`, or the `last` token; the
-            last for a decoder and the mean for an encoder if unset.
+        classifier_pooling: what a classifier reads: the `first` token, the `mean`, or the `last` token; the last for
+            a decoder, the class token of images that have one (the first), and else the mean if unset.
+        image_size: height and width of images in pixels, one number or [height, width]; makes a model of images.
+        patch_size: height and width of a patch, one number or [height, width]; 16 if unset.
+        num_channels: of an image; 3 if unset.
+        patch_projection: `linear` or `pattention`, from a patch's pixels to an embedding; linear if unset.
+        num_patch_tokens: parameter tokens of a Pattention there; d if unset.
+        use_class_token: an embedding of its own before those of the patches; true for images if unset.
+        use_image_padding: fill images up to whole patches with zeros, where they would be refused; false if unset.
+        num_mel_bins: of a filterbank's frame; makes a model of sound.
+        subsampling_factor: frames a position, a power of 2; 4 if unset.
+        subsampling_conv_channels: of the convolutions that do it; d if unset.
+        subsampling_conv_kernel_size: of these, in frames; 3 if unset.
+        num_conv_pos_embeddings: kernel size, in positions, of a convolution that adds positions; none if unset.
+        num_conv_pos_embedding_groups: of that convolution; one a head if unset.
         use_cache: keep keys and values while generating.
         is_decoder: causal or not; a head class sets it when unset and refuses the opposite.
         bos_token_id: id that begins a text.
@@ -125,7 +139,7 @@ class GnomonConfig(PreTrainedConfig):
     model_type = "gnomon"
     keys_to_ignore_at_inference = ["cache"]
 
-    vocab_size: int = _D["vocab_size"]
+    vocab_size: int | None = _D["vocab_size"]
     hidden_size: int = _D["hidden_size"]
     num_hidden_layers: int | None = _D["num_hidden_layers"]
     encoder_layers: int | None = _D["encoder_layers"]
@@ -151,7 +165,7 @@ class GnomonConfig(PreTrainedConfig):
     initialization: str | None = _D["initialization"]
     initialization_flavor: str = _D["initialization_flavor"]
     initializer_range: float = _D["initializer_range"]
-    positions: str = _D["positions"]
+    positions: str | None = _D["positions"]
     position_offset: int = _D["position_offset"]
     rope_parameters: dict | None = _D["rope_parameters"]
     relative_attention_num_buckets: int = _D["relative_attention_num_buckets"]
@@ -165,6 +179,19 @@ class GnomonConfig(PreTrainedConfig):
     attention_dropout: float | int = _D["attention_dropout"]
     drop_path_rate: float | int = _D["drop_path_rate"]
     classifier_pooling: str | None = _D["classifier_pooling"]
+    image_size: int | list | None = _D["image_size"]
+    patch_size: int | list | None = _D["patch_size"]
+    num_channels: int | None = _D["num_channels"]
+    patch_projection: str | None = _D["patch_projection"]
+    num_patch_tokens: int | None = _D["num_patch_tokens"]
+    use_class_token: bool | None = _D["use_class_token"]
+    use_image_padding: bool | None = _D["use_image_padding"]
+    num_mel_bins: int | None = _D["num_mel_bins"]
+    subsampling_factor: int | None = _D["subsampling_factor"]
+    subsampling_conv_channels: int | None = _D["subsampling_conv_channels"]
+    subsampling_conv_kernel_size: int | None = _D["subsampling_conv_kernel_size"]
+    num_conv_pos_embeddings: int | None = _D["num_conv_pos_embeddings"]
+    num_conv_pos_embedding_groups: int | None = _D["num_conv_pos_embedding_groups"]
     use_cache: bool = _D["use_cache"]
     is_decoder: bool | None = _D["is_decoder"]
     bos_token_id: int | None = _D["bos_token_id"]
@@ -182,7 +209,13 @@ class GnomonConfig(PreTrainedConfig):
                 raise ValueError(f"unknown configuration key {key!r}; {hint}")
         for name, value in self._resolved().items():
             setattr(self, name, value)
-        self.is_encoder_decoder = self.encoder_layers is not None and self.decoder_layers is not None
+        is_pair = self.encoder_layers is not None and self.decoder_layers is not None
+        if self.is_encoder_decoder and not is_pair:
+            raise ValueError(
+                "is_encoder_decoder follows from encoder_layers and decoder_layers, which are unset; set these two, or "
+                "leave it out"
+            )
+        self.is_encoder_decoder = is_pair
         super().__post_init__(**kwargs)
 
     def convert_rope_params_to_dict(self, **kwargs: Any) -> dict[str, Any]:

@@ -15,7 +15,8 @@ def token_loss(
 
     Args:
         logits: (..., vocabulary), taken in float32.
-        labels: (...), -100 where nothing is to be predicted.
+        labels: (...), -100 where nothing is to be predicted; or the share of every answer (..., vocabulary), as mixup
+            makes them, when they are floating-point numbers.
         smoothing: s.
         num_items: divides the summed loss instead of the count of targets here, so that micro-batches of different
             sizes add up to one batch.
@@ -23,7 +24,8 @@ def token_loss(
     Returns:
         The loss in nats a target.
     """
-    flat, targets = logits.flatten(0, -2).float(), labels.flatten().to(logits.device)
+    flat, labels = logits.flatten(0, -2).float(), labels.to(logits.device)
+    targets = labels.flatten(0, -2).float() if labels.is_floating_point() else labels.flatten()
     if num_items is None:
         return F.cross_entropy(flat, targets, ignore_index=-100, label_smoothing=smoothing)
     total = F.cross_entropy(flat, targets, ignore_index=-100, label_smoothing=smoothing, reduction="sum")

@@ -3,7 +3,7 @@
 import math
 from typing import TYPE_CHECKING, Any
 
-from gnomon.models.sizes import DEFAULTS
+from gnomon.models.sizes import VOCABULARY
 
 if TYPE_CHECKING:
     from gnomon.models.config import GnomonConfig
@@ -36,6 +36,15 @@ TOKENFORMERS: dict[str, dict[str, Any]] = {
     "tiny": _tokenformer(4, 128, 4, 128, 512, vocab_size=96, max_position_embeddings=256),
 }
 
+VISION = {"image_size": 224, "patch_size": 16, "num_labels": 1000}
+VISION_TOKENFORMERS: dict[str, dict[str, Any]] = {
+    "vit-b": _tokenformer(12, 768, 12, 768, 3072, **VISION),
+    "vit-b-matched": _tokenformer(12, 768, 12, 576, 2304, **VISION),
+    "vit-l": _tokenformer(24, 1024, 16, 1024, 4096, **VISION),
+    "vit-l-matched": _tokenformer(24, 1024, 16, 768, 3072, **VISION),
+}
+"""TokenFormers for images of the paper's table 2; `matched` has the parameters of a plain ViT."""
+
 
 def _twin(tokenformer: dict[str, Any]) -> dict[str, Any]:
     """A Transformer (linear, pre) with as many parameters as a TokenFormer, at its depth and number of heads.
@@ -45,7 +54,7 @@ def _twin(tokenformer: dict[str, Any]) -> dict[str, Any]:
     the one at which f = 4 d would fit, in whole heads of a size that rotates, and f then takes up the difference.
     """
     width, layers = tokenformer["hidden_size"], tokenformer["num_hidden_layers"]
-    heads, rows = tokenformer["num_attention_heads"], tokenformer.get("vocab_size", DEFAULTS["vocab_size"])
+    heads, rows = tokenformer["num_attention_heads"], tokenformer.get("vocab_size", VOCABULARY)
     tokens = 4 * tokenformer["num_attention_tokens"] + tokenformer["num_feed_forward_tokens"]
     d, feed_forward = width, tokens - 2 * width
     if not width <= feed_forward <= 8 * width:
@@ -53,7 +62,8 @@ def _twin(tokenformer: dict[str, Any]) -> dict[str, Any]:
         # 12 L d^2 + rows d = total, solved for d
         d = round((math.sqrt(rows**2 + 48 * layers * total) - rows) / (24 * layers) / step) * step
         feed_forward = round((total - rows * d - 4 * layers * d * d) / (2 * layers * d))
-    more = {key: tokenformer[key] for key in ("vocab_size", "max_position_embeddings") if key in tokenformer}
+    kept = ("vocab_size", "max_position_embeddings", *VISION)
+    more = {key: tokenformer[key] for key in kept if key in tokenformer}
     return {
         "hidden_size": d,
         "num_hidden_layers": layers,
@@ -64,8 +74,9 @@ def _twin(tokenformer: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-PRESETS: dict[str, dict[str, Any]] = {f"tokenformer-{name}": fields for name, fields in TOKENFORMERS.items()} | {
-    f"transformer-{name}": _twin(fields) for name, fields in TOKENFORMERS.items()
+_ALL = TOKENFORMERS | VISION_TOKENFORMERS
+PRESETS: dict[str, dict[str, Any]] = {f"tokenformer-{name}": fields for name, fields in _ALL.items()} | {
+    f"transformer-{name}": _twin(fields) for name, fields in _ALL.items()
 }
 """Configuration fields by preset name."""
 

@@ -7,8 +7,10 @@ mapping, so that neither has to import torch.
 from collections.abc import Mapping
 from typing import Any
 
+from gnomon.models.audio_fields import AUDIO_FIELDS, resolve_audio
+
 DEFAULTS: dict[str, Any] = {
-    "vocab_size": 50304,
+    "vocab_size": None,
     "hidden_size": 768,
     "num_hidden_layers": None,
     "encoder_layers": None,
@@ -34,7 +36,7 @@ DEFAULTS: dict[str, Any] = {
     "initialization": None,
     "initialization_flavor": "paper",
     "initializer_range": 0.02,
-    "positions": "rotary",
+    "positions": None,
     "position_offset": 0,
     "rope_parameters": None,
     "relative_attention_num_buckets": 32,
@@ -48,6 +50,14 @@ DEFAULTS: dict[str, Any] = {
     "attention_dropout": 0.0,
     "drop_path_rate": 0.0,
     "classifier_pooling": None,
+    "image_size": None,
+    "patch_size": None,
+    "num_channels": None,
+    "patch_projection": None,
+    "num_patch_tokens": None,
+    "use_class_token": None,
+    "use_image_padding": None,
+    **dict.fromkeys(AUDIO_FIELDS),
     "use_cache": True,
     "is_decoder": None,
     "bos_token_id": None,
@@ -56,6 +66,20 @@ DEFAULTS: dict[str, Any] = {
     "decoder_start_token_id": None,
 }
 """The default of every field; None means that it follows from others (see `resolve`)."""
+
+VOCABULARY = 50304
+"""Rows of the embedding table of a model of text, where nothing else is asked for."""
+
+IMAGE_DEFAULTS: dict[str, Any] = {
+    "patch_size": 16,
+    "num_channels": 3,
+    "patch_projection": "linear",
+    "use_class_token": True,
+    "use_image_padding": False,
+    "positions": "learned",
+    "is_decoder": False,
+}
+"""What follows for a model of images, which is one with an `image_size`."""
 
 PLACEMENT_INITIALIZATIONS = {"sub": "magneto", "deep": "deepnet"}
 """The initialization that belongs to a norm placement, and to no other."""
@@ -92,6 +116,16 @@ def resolve(fields: Mapping[str, Any]) -> dict[str, Any]:
         if full[name] is None:
             full[name] = value
 
+    resolve_audio(full)
+    if full["image_size"] is None:
+        if full["num_mel_bins"] is None:
+            default("vocab_size", VOCABULARY)
+        default("positions", "rotary")
+    else:
+        for name, value in IMAGE_DEFAULTS.items():
+            default(name, value)
+        if full["patch_projection"] == "pattention":
+            default("num_patch_tokens", width)
     full["is_encoder_decoder"] = bool(full["encoder_layers"] and full["decoder_layers"])
     default("num_hidden_layers", sum(side_layers(full)) if full["is_encoder_decoder"] else 12)
     default("num_key_value_heads", heads)
@@ -127,6 +161,31 @@ def side_layers(fields: Mapping[str, Any]) -> tuple[int, int]:
         return fields["encoder_layers"], fields["decoder_layers"]
     layers = fields["num_hidden_layers"]
     return (layers, 0) if fields["is_decoder"] is False else (0, layers)
+
+
+def extents(size: int | list[int]) -> tuple[int, int]:
+    """Height and width of an image or a patch.
+
+    Args:
+        size: one number for both, or [height, width].
+
+    Returns:
+        Both.
+    """
+    return (size, size) if isinstance(size, int) else (size[0], size[1])
+
+
+def image_grid(fields: Mapping[str, Any]) -> tuple[int, int]:
+    """How many patches a model's images have, down and across; a last one that is not filled counts.
+
+    Args:
+        fields: resolved fields of a model of images.
+
+    Returns:
+        Rows and columns.
+    """
+    (height, width), (down, across) = extents(fields["image_size"]), extents(fields["patch_size"])
+    return -(-height // down), -(-width // across)
 
 
 def layer_tokens(fields: Mapping[str, Any], layer: int) -> dict[str, int]:
