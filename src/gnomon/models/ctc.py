@@ -66,8 +66,8 @@ def check_labels(labels: Tensor, real: Tensor, vocab_size: int) -> None:
         return
     if int(labels.max()) >= vocab_size:
         raise ValueError(
-            f"labels must lie in the vocabulary, 0 to {vocab_size - 1}; got {int(labels.max())}; use the tokenizer that "
-            "was saved with the model"
+            f"labels must lie in the vocabulary, 0 to {vocab_size - 1}; got {int(labels.max())}; use the tokenizer "
+            "that was saved with the model"
         )
     if bool((real[:, 1:] > real[:, :-1]).any()):
         raise ValueError("labels must come before their padding (-100 or the blank); pad transcripts on the right")

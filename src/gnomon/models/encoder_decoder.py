@@ -67,16 +67,21 @@ class GnomonEncoderDecoderModel(TwoTables):
         super().__init__(config)
         self.encoder = GnomonModel(config, side="encoder")
         self.decoder = GnomonModel(config, side="decoder")
+        if self.encoder.embed_tokens is None:
+            self._tied_weights_keys = {}
         self.post_init()
 
     def get_input_embeddings(self) -> nn.Module:
-        """The source's table."""
-        return self.encoder.embed_tokens
+        """The source's table, or the target's where the source is no text."""
+        table: nn.Module = self.decoder.embed_tokens if self.encoder.embed_tokens is None else self.encoder.embed_tokens
+        return table
 
     def set_input_embeddings(self, value: nn.Module) -> None:
-        """Replace the source's table, and the target's with it where they are tied."""
-        self.encoder.embed_tokens = value
-        if self.config.tie_word_embeddings:
+        """Replace the source's table, and the target's with it where they are tied or the source has none."""
+        has_source = self.encoder.embed_tokens is not None
+        if has_source:
+            self.encoder.embed_tokens = value
+        if self.config.tie_word_embeddings or not has_source:
             self.decoder.embed_tokens = value
 
     @can_return_tuple
