@@ -14,12 +14,15 @@ from torch import Tensor
 from gnomon import (
     GnomonConfig,
     GnomonEncoderDecoderModel,
+    GnomonForAudioClassification,
     GnomonForCausalLM,
+    GnomonForCTC,
     GnomonForImageClassification,
     GnomonForMaskedImageModeling,
     GnomonForMaskedLM,
     GnomonForSeq2SeqLM,
     GnomonForSequenceClassification,
+    GnomonForSpeechSeq2Seq,
     GnomonForTokenClassification,
     GnomonModel,
 )
@@ -102,6 +105,9 @@ ELSEWHERE = {
     GnomonForSequenceClassification: "test_classification.py",
     GnomonForImageClassification: "test_vision.py",
     GnomonForMaskedImageModeling: "test_vision.py",
+    GnomonForCTC: "test_speech_models.py",
+    GnomonForAudioClassification: "test_speech_models.py",
+    GnomonForSpeechSeq2Seq: "test_speech_models.py",
 }
 """Model classes whose outputs are not one row an input position, and the module that has their contract."""
 
