@@ -6,10 +6,10 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.installed-from-constraints
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test check wheel bench clean
+.PHONY: help install demo test peer-test check wheel bench clean
 
 help: ## List the targets.
-	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
 
 install: $(READY) ## Create .venv with the versions in constraints.txt (once).
 
@@ -24,8 +24,12 @@ demo: $(READY) ## Train a small TokenFormer on Shakespeare and print what it wri
 
 # Compiled models cannot be looked into by the shape checks, so their tests have a session of their own.
 test: $(READY) ## Run the tests.
+	$(BIN)/python tests/peer/run.py --quick
 	GNOMON_SHAPE_CHECKS=0 $(BIN)/python -m pytest -m compile tests
 	$(BIN)/python -m pytest -n 2 --dist worksteal
+
+peer-test: $(READY) ## Run transformers' own model tests on every class (the tests run them on three).
+	$(BIN)/python tests/peer/run.py
 
 check: $(READY) ## Lint, formatting, types, and the direction of imports.
 	$(BIN)/ruff check

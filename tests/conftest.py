@@ -33,6 +33,8 @@ from hypothesis import HealthCheck, settings  # noqa: E402
 settings.register_profile("gnomon", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("gnomon")
 
+collect_ignore = ["peer"]  # needs transformers' source distribution: `make peer-test` fetches it
+
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave the compile tests to a session without shape checks."""

@@ -1,0 +1,92 @@
+"""transformers' own tests of a model class, run on every class of `models.MODELS`."""
+
+import unittest
+
+from models import FORMS, MODELS, Tester, case_name
+from transformers import PreTrainedConfig, PreTrainedModel
+from transformers.models.auto import modeling_auto
+from transformers_tests import test_fsdp_mixin, test_modeling_common, test_tensor_parallel_mixin, test_training_mixin
+from transformers_tests.generation.test_utils import GenerationTesterMixin
+
+import gnomon
+
+
+def join_the_peers_lists() -> None:
+    """Put our classes where the peer's tests look up what a class is for, and lift what holds for its own models."""
+    for auto in vars(modeling_auto).values():
+        mapping = getattr(auto, "_model_mapping", None) if isinstance(auto, type) else None
+        if mapping is not None and gnomon.GnomonConfig in mapping._extra_content:
+            ours = mapping._extra_content[gnomon.GnomonConfig]
+            names = tuple(cls.__name__ for cls in (ours if isinstance(ours, tuple) else (ours,)))
+            mapping._model_mapping[gnomon.GnomonConfig.model_type] = names if len(names) > 1 else names[0]
+    test_fsdp_mixin.FSDP_DISTRIBUTED_TEST_MODEL_TYPES = None
+    test_tensor_parallel_mixin.TP_DISTRIBUTED_TEST_MODEL_TYPES = None
+    # Ranks on the CPU may share a core.
+    test_fsdp_mixin._get_available_fsdp_workers = lambda: 4
+    # The original sets every name that one of the peer's models gives its epsilon; ours refuses fields it has not.
+    test_modeling_common.set_config_for_less_flaky_test = raise_epsilon
+    # Ours have rope_parameters for base and partial rotation, and refuse every rope_type but the default.
+    test_modeling_common._config_supports_rope_scaling = lambda config: False
+
+
+def raise_epsilon(config: PreTrainedConfig) -> None:
+    """Keep rows of tiny variance from deciding a comparison of attention implementations."""
+    config.norm_eps = 1.0
+
+
+def check_registry() -> None:
+    """Refuse to run while a public model class is left out."""
+    public = {getattr(gnomon, name) for name in gnomon.__all__}
+    classes = {cls for cls in public if isinstance(cls, type) and issubclass(cls, PreTrainedModel)}
+    left_out = classes - {model.cls for model in MODELS.values()} - {gnomon.GnomonPreTrainedModel}
+    if left_out:
+        raise ValueError(f"{sorted(cls.__name__ for cls in left_out)[0]} needs an entry in MODELS of models.py")
+
+
+class OwnTests:
+    """Where the peer's test, or its way to make a model, takes for granted what ours have in some forms alone."""
+
+    def _get_tiny_config(self) -> tuple[type, dict]:
+        # The peer's sets an intermediate_size, which a Pattention has not.
+        config = self.model_tester.get_config()
+        return type(config), config.to_diff_dict()
+
+    def test_keep_in_fp32_modules_exist(self) -> None:
+        """The list of what stays float32 names tau, which is there where Pattention is."""
+        model = self.all_model_classes[0](self.model_tester.get_config())
+        if not any(name.endswith("score_scale") for name in model.state_dict()):
+            self.skipTest("Without Pattention there is no score scale to keep in float32")
+        super().test_keep_in_fp32_modules_exist()
+
+    def test_base_model_prefix_loads_base_weights(self) -> None:
+        """A head holds its base model, but a base model's two stacks are no base models of it."""
+        if self.all_model_classes[0] is gnomon.GnomonEncoderDecoderModel:
+            self.skipTest("Encoder and decoder are parts of this base model, not a base model under a head")
+        super().test_base_model_prefix_loads_base_weights()
+
+
+def build_case(name: str, form: str) -> type:
+    """The peer's test class for one model class in one form."""
+    cls = MODELS[name].cls
+    mixins = [OwnTests, test_modeling_common.ModelTesterMixin]
+    if cls.can_generate():
+        mixins.append(GenerationTesterMixin)
+    if cls is gnomon.GnomonForCausalLM:  # the peer has these for causal language models alone
+        mixins += [
+            test_training_mixin.TrainingTesterMixin,
+            test_fsdp_mixin.FSDPTesterMixin,
+            test_tensor_parallel_mixin.TensorParallelTesterMixin,
+        ]
+    attributes = {
+        "__module__": __name__,
+        "all_model_classes": (cls,),
+        "is_encoder_decoder": Tester(MODELS[name], form).get_config().is_encoder_decoder,
+        "model_tester": property(lambda self: Tester(MODELS[name], form)),
+        "test_can_init_all_missing_weights_before_2023": True,
+    }
+    return type(case_name(name, form), (*mixins, unittest.TestCase), attributes)
+
+
+check_registry()
+join_the_peers_lists()
+globals().update({case_name(name, form): build_case(name, form) for name in MODELS for form in FORMS})
