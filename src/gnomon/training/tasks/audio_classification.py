@@ -1,0 +1,112 @@
+"""The class of a sound."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from transformers import PreTrainedModel
+
+from gnomon.data.audio_classes import AudioClassSplits, load_audio_classes
+from gnomon.data.classification import majority_label
+from gnomon.data.speech_rows import SpeechRows
+from gnomon.evaluation.classification import ClassificationScore, evaluate_classifier, macro_f1
+from gnomon.training.options import DataOptions, Recipe
+from gnomon.training.tasks.audio_processor import (
+    AudioProcessor,
+    AugmentedSounds,
+    SomeSounds,
+    augmented,
+    check_rate,
+    count_frames,
+    join_sounds,
+    make_collate,
+    mean_frames,
+    origin,
+    recipe_processor,
+    tell,
+)
+from gnomon.training.tasks.task import Task
+
+
+def load(data: DataOptions) -> AudioClassSplits:
+    """Sounds with a class each.
+
+    Raises:
+        ValueError: The data are named, and no set of the catalog has classes of sounds.
+    """
+    if data.name is not None:
+        raise ValueError(
+            f"data.name is {data.name!r}, and no data set of the catalog has classes of sounds; give data.source, a "
+            "folder with a folder for each class."
+        )
+    named = {key: value for key, value in origin(data, "label_column").items() if key != "name"}
+    splits = load_audio_classes(**named)
+    tell(splits.left_out, splits.describe())
+    return splits
+
+
+def build_processor(recipe: Recipe, rows: SpeechRows) -> AudioProcessor:
+    """A feature extractor at the data's rate."""
+    return recipe_processor(recipe, rows, None)
+
+
+def class_names(rows: SpeechRows) -> list[str]:
+    """The classes of the training side, sorted."""
+    return sorted(set(rows.texts))
+
+
+def encode(
+    rows: SpeechRows, processor: AudioProcessor, data: DataOptions, labels: Sequence[str], training: bool
+) -> SpeechRows | AugmentedSounds:
+    """Features and class numbers.
+
+    Raises:
+        ValueError: A sound has a class that the model does not know.
+    """
+    check_rate(rows, processor)
+    unknown = sorted(set(rows.texts) - set(labels))
+    if unknown:
+        raise ValueError(f"the class {unknown[0]!r} is none of the model's ({', '.join(labels[:10])}); leave it out.")
+    numbers = [labels.index(text) for text in rows.texts]
+    encoded = SpeechRows(rows.clips, processor.feature_extractor, numbers)
+    return augmented(encoded, data) if training else encoded
+
+
+def evaluate(model: PreTrainedModel, rows: Any, processor: AudioProcessor, batch_size: int) -> ClassificationScore:
+    """Accuracy and macro F1."""
+    return evaluate_classifier(model, rows, collate=make_collate(processor, model), batch_size=batch_size)
+
+
+def baselines(train: SpeechRows, validation: SpeechRows) -> dict[str, dict[str, float]]:
+    """The most frequent class for everything."""
+    truth = np.array(validation.labels)
+    answer = majority_label(np.array(train.labels))
+    return {
+        "majority class": {
+            "accuracy": float((truth == answer).mean()),
+            "macro_f1": macro_f1(np.full(len(truth), answer), truth),
+        }
+    }
+
+
+def load_processor(folder: Any, model: PreTrainedModel) -> AudioProcessor:
+    """A checkpoint's own."""
+    return AudioProcessor.load(folder, model.config.to_dict(), has_text=False)
+
+
+TASK = Task(
+    measures=("accuracy", "macro_f1"),
+    load=load,
+    build_processor=build_processor,
+    encode=encode,
+    collate=make_collate,
+    evaluate=evaluate,
+    labels=class_names,
+    baselines=baselines,
+    count=count_frames,
+    classes=lambda config: config.num_labels,
+    part=SomeSounds,
+    length=mean_frames,
+    load_processor=load_processor,
+    join=join_sounds,
+)
