@@ -74,8 +74,9 @@ def test_a_header_states_command_hardware_metric_and_time(name: str) -> None:
     """The comment begins with what the recipe does, and its command names the recipe itself."""
     lines = recipe_path(name).read_text(encoding="utf-8").splitlines()
     header = "\n".join(line for line in lines if line.startswith("#"))
-    assert lines[0].startswith("# ")
-    assert lines[0].endswith(".")
+    about = header.split("\n#\n")[0]
+    assert about.startswith("# ")
+    assert about.endswith(".")
     for word in ("Command:", "Hardware:", "Expect:", "Time:"):
         assert word in header
     assert f"gnomon train {name}" in header or f"gnomon sweep {name}" in header
