@@ -24,7 +24,7 @@ def list_data(as_json: Annotated[bool, typer.Option("--json", help="Print JSON."
 
     Example: gnomon data list --json
     """
-    from gnomon.data.catalog import DATASETS
+    from gnomon.data.catalog import DATASETS, held_out_in_words, size_in_words
     from gnomon.data.collecting import is_collected
     from gnomon.data.collections import COLLECTIONS
     from gnomon.data.fetch import is_available
@@ -34,7 +34,7 @@ def list_data(as_json: Annotated[bool, typer.Option("--json", help="Print JSON."
             [
                 {
                     "name": name,
-                    "kind": "text",
+                    "kind": "table" if dataset.columns else "text",
                     "title": dataset.title,
                     "license": dataset.license,
                     "origin": dataset.origin,
@@ -42,7 +42,8 @@ def list_data(as_json: Annotated[bool, typer.Option("--json", help="Print JSON."
                     "download_bytes": dataset.download_bytes,
                     "documents": dataset.num_documents,
                     "characters": dataset.num_characters,
-                    "held_out": list(dataset.held_out),
+                    "columns": list(dataset.columns),
+                    "held_out": held_out_in_words(dataset) if dataset.columns else list(dataset.held_out),
                     "available": is_available(name),
                 }
                 for name, dataset in DATASETS.items()
@@ -71,7 +72,7 @@ def list_data(as_json: Annotated[bool, typer.Option("--json", help="Print JSON."
             [
                 name,
                 dataset.title,
-                f"{dataset.num_characters:,} characters",
+                size_in_words(dataset) if dataset.columns else f"{dataset.num_characters:,} characters",
                 "yes" if is_available(name) else "no",
                 dataset.license,
             ]

@@ -90,7 +90,9 @@ def evaluate_translation(
             losses = F.cross_entropy(logits[kept].float(), labels[kept], reduction="none")
             nats += losses.cpu().double().sum().item()
             tokens += len(losses)
-            ids = model.generate(inputs["input_ids"], attention_mask=inputs["attention_mask"], **dict(generation or {}))
+            # Training switches the cache off in the model's own configuration.
+            options = {"use_cache": True, **(generation or {})}
+            ids = model.generate(inputs["input_ids"], attention_mask=inputs["attention_mask"], **options)
             for number, row in zip(numbers, ids.tolist(), strict=True):
                 translations[number] = decode(row)
             done += len(batch)
