@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from gnomon.analysis.sound import forward_flops_per_frame, front_end
 from gnomon.models.sizes import extents, image_grid, layer_tokens, resolve
 
 NORM_PARAMETERS = {"layer": 2, "layer_plain": 0, "rms": 1, "none": 0}
@@ -128,9 +129,20 @@ class _Ends:
     biases: int = 0
 
 
+def _num_labels(fields: Mapping[str, Any]) -> int:
+    """The classes of a classifier; two where its configuration names none, as transformers has it."""
+    return fields.get("num_labels") or len(fields.get("id2label") or "01")
+
+
 def _ends(fields: Mapping[str, Any]) -> _Ends:
     """The table of tokens and the head of a language model; of images the patches' embeddings and the classifier."""
     width = fields["hidden_size"]
+    if fields["num_mel_bins"] is not None:
+        front, answers = front_end(fields), fields["vocab_size"] or _num_labels(fields)
+        is_tied = fields["is_encoder_decoder"] and fields["tie_word_embeddings"]
+        tables = answers * width if fields["is_encoder_decoder"] else 0
+        biases = front.biases + (0 if fields["is_encoder_decoder"] else answers)
+        return _Ends(tables, front.weights, 0 if is_tied else answers * width, biases)
     if fields["image_size"] is None:
         table = fields["vocab_size"] * width
         return _Ends(table, 0, 0 if fields["tie_word_embeddings"] else table)
@@ -139,7 +151,7 @@ def _ends(fields: Mapping[str, Any]) -> _Ends:
     pixels = fields["num_channels"] * down * across
     is_linear = fields["patch_projection"] == "linear"
     places = rows * columns + fields["use_class_token"] if fields["positions"] == "learned" else 0
-    labels = fields.get("num_labels") or len(fields.get("id2label") or "01")
+    labels = _num_labels(fields)
     return _Ends(
         tables=(places + fields["use_class_token"]) * width,
         patches=pixels * width if is_linear else fields["num_patch_tokens"] * (pixels + width),
@@ -223,6 +235,9 @@ def forward_flops_per_token(fields: Mapping[str, Any], sequence_length: int) -> 
     if fields["image_size"] is not None:
         products = 2 * (count_parameters(fields).non_embedding + ends.patches + ends.head // sequence_length)
         return products + token_attention_flops(fields, sequence_length) // sequence_length
+    if fields["num_mel_bins"] is not None:
+        blocks = count_parameters(fields).non_embedding
+        return forward_flops_per_frame(fields, sequence_length, blocks, ends.head or ends.tables)
     products = 2 * (count_parameters(fields).non_embedding + (ends.head or ends.tables))
     if fields["is_encoder_decoder"]:
         width = fields["num_attention_heads"] * fields["head_dim"]
@@ -236,7 +251,7 @@ def training_flops(fields: Mapping[str, Any], tokens: int, sequence_length: int)
 
     Args:
         fields: As for `count_parameters`.
-        tokens: All tokens that training sees, repeats included.
+        tokens: All tokens that training sees, repeats included; of sound all frames.
         sequence_length: T, the tokens of one sequence.
     """
     return 3 * tokens * forward_flops_per_token(fields, sequence_length)

@@ -18,6 +18,15 @@ TITLES = {
     "pseudo_perplexity": "pseudo-perplexity (per token)",
     "accuracy": "accuracy (share)",
     "macro_f1": "F1, mean of the classes",
+    "character_error_rate": "character error rate (share)",
+    "word_error_rate": "word error rate (share)",
+    **{
+        f"{way}_recall_at_{rank}": f"{way.replace('_', ' ')}, recall@{rank} (share)"
+        for way in ("image_to_text", "text_to_image")
+        for rank in (1, 5, 10)
+    },
+    "chance": "recall@1 of guessing (share)",
+    "level_error": "mean error of a hidden pixel (levels of 255)",
     "bleu": "BLEU (0 to 100)",
     "chrf": "chrF (0 to 100)",
     "bleu_signature": "BLEU as computed",
@@ -38,6 +47,8 @@ def evaluate(
     label_column: Annotated[str | None, typer.Option(help="Of a classifier: the column of the class.")] = None,
     source_column: Annotated[str | None, typer.Option(help="Of a translation: the column it begins from.")] = None,
     target_column: Annotated[str | None, typer.Option(help="Of a translation: the column it ends in.")] = None,
+    audio_column: Annotated[str | None, typer.Option(help="Of sounds: the column of the sound.")] = None,
+    text_column: Annotated[str | None, typer.Option(help="Of speech: the column of the transcript.")] = None,
     split: Annotated[
         Literal["validation", "train", "all"], typer.Option(help="Which documents to score.")
     ] = "validation",
@@ -53,12 +64,16 @@ def evaluate(
     baselines: Annotated[
         bool, typer.Option("--baselines", help="Score what a model has to beat as well: frequencies, or copying.")
     ] = False,
+    samples: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Of sounds and images: write a sheet of predictions, HTML or PNG."),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Score a model by its own measure on text it was not trained on, or a language model on tasks.
 
     A language model is asked for each token once, a masked one for each hidden token once; a classifier is scored by
-    accuracy and F1, a translation by BLEU and chrF.
+    accuracy and F1, a translation by BLEU and chrF, transcripts of speech by their error rates.
 
     Examples:
 
@@ -67,6 +82,8 @@ def evaluate(
     gnomon evaluate runs/shakespeare/model --source letters.txt --split all --json
 
     gnomon evaluate runs/classification/model --data wordnet --sequence-length 64 --baselines
+
+    gnomon evaluate runs/speech-ctc/model --data prompts-en --baselines --samples sheet.html
 
     gnomon evaluate runs/large/model --tasks lambada_openai,hellaswag,piqa,arc_easy,arc_challenge,winogrande
     """
@@ -85,19 +102,22 @@ def evaluate(
         "label_column": label_column,
         "source_column": source_column,
         "target_column": target_column,
+        "audio_column": audio_column,
+        "text_column": text_column,
         "sequence_length": sequence_length,
     }
-    score, floors, rows = _score(checkpoint, tokenizer, named, split, batch_size, baselines)
+    score, floors, rows = _score(checkpoint, tokenizer, named, split, batch_size, baselines, samples)
     if as_json:
         about = {"checkpoint": str(checkpoint), "split": split, "sequence_length": sequence_length}
         print_json({**about, **score.to_dict()} | ({"baselines": floors} if baselines else {}))
         return
     print_table(
-        f"{checkpoint} on {data or source}, {split}, up to {sequence_length} tokens at a time",
+        f"{checkpoint} on {data or source}, {split}"
+        + (f", up to {sequence_length} tokens at a time" if isinstance(rows, list | dict) else ""),
         ["measure", "value"],
         [
             *([TITLES.get(name, name), format_measure(value)] for name, value in score.to_dict().items()),
-            ["rows" if isinstance(rows, list) else "documents", f"{len(rows):,}"],
+            ["documents" if isinstance(rows, dict) else "rows", f"{len(rows):,}"],
             *(
                 [f"{floor}: {TITLES.get(name, name)}", format_measure(value)]
                 for floor, values in floors.items()
@@ -119,26 +139,37 @@ def _score(
     split: str,
     batch_size: int,
     baselines: bool,
+    samples: Path | None,
 ) -> tuple["Score", dict[str, dict[str, float]], Any]:
     """The checkpoint's score by its own task, what it has to beat, and the rows that were read.
 
     Raises:
         ValueError: The model is of no task that can be scored so.
     """
+    from gnomon.report.sheets import check_sheet, write_sheet
     from gnomon.training.options import DataOptions
-    from gnomon.training.tasks import find_task, task_of_head
-    from gnomon.training.tasks.task import both_sides
+    from gnomon.training.tasks import TASKS, find_task, task_of_head
 
     model = load_model(checkpoint)
     name = task_of_head(type(model).__name__)
     if name is None:
         raise ValueError(f"{checkpoint} holds a {type(model).__name__}, which gnomon evaluate has no score for.")
     task = find_task(name)
-    options = DataOptions(**{key: value for key, value in named.items() if value is not None})
+    if samples is not None:
+        check_sheet(name, samples)
+    given = {key: value for key, value in named.items() if value is not None}
+    if "sequence_length" not in TASKS[name].needs:
+        del given["sequence_length"]
+    options = DataOptions(**given)
     options.check_for(name)
-    chosen = load_tokenizer(tokenizer or checkpoint, model)
+    if task.load_processor is None:
+        chosen: Any = load_tokenizer(tokenizer or checkpoint, model)
+    elif tokenizer is None:
+        chosen = task.load_processor(checkpoint, model)
+    else:
+        raise ValueError(f"--tokenizer is given, but the model has a processor for task {name}; leave it out.")
     splits = task.load(options)
-    rows = both_sides(splits) if split == "all" else getattr(splits, split)
+    rows = task.join(splits) if split == "all" else getattr(splits, split)
     labels = [label for _, label in sorted(model.config.id2label.items())]
     encoded = task.encode(rows, chosen, options, labels, False)
     floors = {}
@@ -146,7 +177,11 @@ def _score(
         floors = task.baselines(task.encode(splits.train, chosen, options, labels, False), encoded)
         if not floors:
             raise ValueError(f"task {name} has no baseline to compare with; leave --baselines out.")
-    return task.evaluate(model, encoded, chosen, batch_size), floors, rows
+    score = task.evaluate(model, encoded, chosen, batch_size)
+    if samples is not None:
+        title = f"{checkpoint.parent.name}/{checkpoint.name} on {named['name'] or named['source']}, {split}"
+        write_sheet(samples, name, model, encoded, chosen, score, title)
+    return score, floors, rows
 
 
 def _evaluate_tasks(checkpoint: Path, tokenizer: Path | None, tasks: str, as_json: bool, **options: Any) -> None:

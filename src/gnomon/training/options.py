@@ -55,6 +55,16 @@ class TokenizerOptions(Options):
         return self
 
 
+class SpecAugmentOptions(Options):
+    """What is hidden of a training spectrogram."""
+
+    frequency_masks: Count = Field(2, description="Bands.")
+    frequency_width: Count = Field(15, description="The most mel bins of a band.")
+    time_masks: Count = Field(2, description="Stretches.")
+    time_width: Count = Field(30, description="The most frames of a stretch, 10 ms each.")
+    time_share: Fraction = Field(0.1, description="The most of an utterance that one stretch hides.")
+
+
 class DataOptions(Options):
     """What to train on and what to hold out; a task says which keys it reads beside those that name the origin."""
 
@@ -74,6 +84,20 @@ class DataOptions(Options):
     subset: str | None = Field(None, description="A hub data set's configuration, where it has several.")
     sequence_length: Annotated[int, Field(ge=2)] | None = Field(
         None, description="Tokens in one sequence, or in the longest."
+    )
+    audio_column: str | None = Field(None, description="The column with the sound; null: one with a usual name.")
+    text_column: str | None = Field(None, description="The column with its transcript; null: one with a usual name.")
+    group_column: str | None = Field(None, description="The column with the speaker: none stands on both sides.")
+    language: str | None = Field(None, description="Of transcripts; en writes figures as words.")
+    sampling_rate: PositiveInt | None = Field(
+        None, description="Of sounds, in hertz; null: that of the poorest recording, 16,000 at most."
+    )
+    longest_seconds: PositiveNumber | None = Field(None, description="Longer sounds are left out; null: none.")
+    spliced_digits: Count | None = Field(
+        None, description="Training clips of connected digits, put together of the English prompts' single ones."
+    )
+    spec_augment: SpecAugmentOptions | None = Field(
+        None, description="Hide bands and stretches of training spectrograms; {}: as its defaults say."
     )
     mask_probability: Annotated[float, Field(gt=0, lt=1)] | None = Field(
         None, description="Share of the tokens that a masked language model is asked for; null: 0.15."

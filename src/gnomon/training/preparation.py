@@ -21,7 +21,7 @@ from gnomon.training.records import read_json
 from gnomon.training.tasks import TASKS, find_task
 from gnomon.training.tasks.task import Collate, Score, Task
 
-ENCODING_KEYS = {"sequence_length", "mask_probability"}
+ENCODING_KEYS = {"sequence_length", "mask_probability", "spec_augment"}
 """Keys of `data` that say how rows become numbers, not which rows they are."""
 
 COUNTED = {"num_skipped": "skipped_sequences", "num_too_long": "too_long_sequences", "num_truncated": "cut_sequences"}
@@ -229,10 +229,10 @@ def _model(recipe: Recipe, task: Task, processor: Any, labels: Sequence[str]) ->
     if "checkpoint" in recipe.model:
         model = load_checkpoint(Path(recipe.model["checkpoint"]), head, **classes)
     else:
-        fields = model_fields(recipe.model) | _special_ids(recipe, processor)
+        fields = model_fields(recipe.model) | _special_ids(recipe, task, processor)
         named = {name: value for name, value in recipe.model.items() if name != "preset"}
         model = getattr(gnomon, head)(GnomonConfig(**fields | named, **classes))
-    if TASKS[recipe.task].uses_tokenizer and len(processor) > model.config.vocab_size:
+    if (TASKS[recipe.task].uses_tokenizer or task.makes_ids) and len(processor) > model.config.vocab_size:
         raise ValueError(
             f"the tokenizer has {len(processor)} ids, but the model's vocabulary has {model.config.vocab_size}; "
             "take the tokenizer that the model was trained with, or remove model.vocab_size."
@@ -243,10 +243,10 @@ def _model(recipe: Recipe, task: Task, processor: Any, labels: Sequence[str]) ->
     return model
 
 
-def _special_ids(recipe: Recipe, tokenizer: Any) -> dict[str, int]:
+def _special_ids(recipe: Recipe, task: Task, tokenizer: Any) -> dict[str, int]:
     """The size of the vocabulary and the ids of its marks, as the configuration names them."""
     assert recipe.task is not None
-    if not TASKS[recipe.task].uses_tokenizer:
+    if not (TASKS[recipe.task].uses_tokenizer or task.makes_ids):
         return {}
     names = ("bos_token_id", "eos_token_id", "pad_token_id")
     ids = {name: getattr(tokenizer, name) for name in names if getattr(tokenizer, name) is not None}

@@ -194,7 +194,7 @@ def _ledger_row(
 ) -> dict[str, Any]:
     """What the stage cost and gained, alone and with the stages before it."""
     fields, counted = trainer.model.config.to_dict(), trainer.progress
-    length = prepared.stages[plan.index].train.sequence_length
+    length = prepared.task.length(prepared.stages[plan.index].train)
     costs = {
         "steps": plan.max_steps,
         "tokens": counted.tokens,

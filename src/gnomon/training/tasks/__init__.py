@@ -30,6 +30,9 @@ class TaskEntry:
     generates: bool = False
 
 
+SOUND_KEYS = ("audio_column", "group_column", "sampling_rate", "longest_seconds", "spec_augment")
+"""Keys of `data` that every task of sound reads."""
+
 TASKS: dict[str, TaskEntry] = {
     "language-modeling": TaskEntry(
         module="gnomon.training.tasks.language_modeling",
@@ -55,6 +58,24 @@ TASKS: dict[str, TaskEntry] = {
         head="GnomonForSeq2SeqLM",
         needs=("sequence_length", "source_column", "target_column"),
         generates=True,
+    ),
+    "speech-recognition": TaskEntry(
+        module="gnomon.training.tasks.speech_recognition",
+        head="GnomonForCTC",
+        reads=("text_column", "language", "spliced_digits", *SOUND_KEYS),
+        uses_tokenizer=False,
+    ),
+    "speech-to-text": TaskEntry(
+        module="gnomon.training.tasks.speech_to_text",
+        head="GnomonForSpeechSeq2Seq",
+        reads=("text_column", "language", "spliced_digits", *SOUND_KEYS),
+        generates=True,
+    ),
+    "audio-classification": TaskEntry(
+        module="gnomon.training.tasks.audio_classification",
+        head="GnomonForAudioClassification",
+        reads=("label_column", *SOUND_KEYS),
+        uses_tokenizer=False,
     ),
 }
 """Every task by its name in a recipe."""
@@ -86,5 +107,7 @@ def task_of_fields(fields: Mapping[str, Any]) -> str:
     'translation'
     """
     if fields.get("encoder_layers") and fields.get("decoder_layers"):
-        return "translation"
+        return "speech-to-text" if fields.get("num_mel_bins") else "translation"
+    if fields.get("num_mel_bins"):
+        return "audio-classification" if fields.get("vocab_size") is None else "speech-recognition"
     return "masked-language-modeling" if fields.get("is_decoder") is False else "language-modeling"

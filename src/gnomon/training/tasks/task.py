@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 import torch
@@ -60,6 +61,11 @@ def input_tokens(batch: Mapping[str, Tensor]) -> int:
     return int(batch["attention_mask"].sum()) if "attention_mask" in batch else batch["input_ids"].numel()
 
 
+def row_length(dataset: Any) -> int:
+    """Tokens of a window."""
+    return int(dataset.sequence_length)
+
+
 def every_row(dataset: Any, count: int) -> Any:
     """Some rows of a data set, evenly spread."""
     return EvenRows(dataset, count)
@@ -101,6 +107,10 @@ class Task:
         count: How many tokens a batch holds.
         classes: How many answers a guess has, by the model's configuration.
         part: Some rows of a data set.
+        length: Tokens of one row of a data set, for its costs.
+        load_processor: (checkpoint's folder, its model) -> its processor, where that is more than a tokenizer.
+        join: The rows of both sides as one.
+        makes_ids: Whether the processor makes ids of text though the recipe names no tokenizer.
     """
 
     measures: tuple[str, ...]
@@ -116,6 +126,10 @@ class Task:
     count: Callable[[Mapping[str, Tensor]], int] = input_tokens
     classes: Callable[[Any], int] = lambda config: config.vocab_size
     part: Callable[[Any, int], Any] = every_row
+    length: Callable[[Any], int] = row_length
+    load_processor: Callable[[Path, PreTrainedModel], Any] | None = None
+    join: Callable[[Any], Any] = both_sides
+    makes_ids: bool = False
 
     def measured(self, score: Score) -> dict[str, float]:
         """The numbers of a score as metrics and ledger name them."""
