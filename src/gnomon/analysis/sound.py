@@ -29,7 +29,7 @@ class FrontEnd:
     def products_per_frame(self) -> float:
         """Multiplications a frame: each convolution has half the outputs of the one before."""
         halved = sum(weights / 2 ** (number + 1) for number, weights in enumerate(self.convolutions))
-        return halved + (self.projection + self.positions) / 2 ** len(self.convolutions)
+        return float(halved + (self.projection + self.positions) / 2 ** len(self.convolutions))
 
 
 def front_end(fields: Mapping[str, Any]) -> FrontEnd:
@@ -71,4 +71,5 @@ def forward_flops_per_frame(fields: Mapping[str, Any], frames: int, non_embeddin
     factor = fields["subsampling_factor"]
     width = fields["num_attention_heads"] * fields["head_dim"]
     products = front_end(fields).products_per_frame() + (non_embedding + head) / factor
-    return round(2 * products + 4 * fields["num_hidden_layers"] * width * frames / factor**2)
+    flops: int = round(2 * products + 4 * fields["num_hidden_layers"] * width * frames / factor**2)
+    return flops
