@@ -6,7 +6,7 @@ left out, as in the paper and in torch's own counter.
 """
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from gnomon.analysis.sound import forward_flops_per_frame, front_end
@@ -160,13 +160,14 @@ def _ends(fields: Mapping[str, Any]) -> _Ends:
     )
 
 
-def count_parameters(fields: Mapping[str, Any]) -> ParameterCounts:
+def count_parameters(fields: Mapping[str, Any], *, is_active: bool = False) -> ParameterCounts:
     """Count a language model's parameters, or those of a classifier of images, from its configuration.
 
     Of an encoder-decoder the weights are exact, and the norms lack those before its looks at the source.
 
     Args:
         fields: A preset's fields, or those of a checkpoint's `config.json`; defaults are filled in.
+        is_active: Of a multiway model, count what one token passes instead of what all modalities have.
 
     Returns:
         The counts by kind.
@@ -175,14 +176,20 @@ def count_parameters(fields: Mapping[str, Any]) -> ParameterCounts:
     >>> count_parameters(PRESETS["tokenformer-150m"]).total
     151881216
     """
+    if both := towers(fields):
+        parts = [replace(count_parameters(tower, is_active=is_active), head=0) for tower in both]
+        sums = {name: sum(getattr(part, name) for part in parts) for name in asdict(parts[0])}
+        return ParameterCounts(**{**sums, "head": tower_heads(fields), "score_scales": sums["score_scales"] + 1})
     fields = resolve(fields)
     width, num_layers = fields["hidden_size"], fields["num_hidden_layers"]
     query_size = fields["num_attention_heads"] * fields["head_dim"]
     key_size = fields["num_key_value_heads"] * fields["head_dim"]
     attention: list[_Projection] = []
     feed_forward: list[_Projection] = []
+    modalities = 1 if is_active else fields["num_modalities"] or 1
+    own = modalities * (fields["num_modality_tokens"] or 0)
     for layer in range(num_layers):
-        tokens = layer_tokens(fields, layer)
+        tokens = {site: count + own for site, count in layer_tokens(fields, layer).items()}
         attention += [
             _project(fields, width, query_size, tokens["query"]),
             _project(fields, width, key_size, tokens["key"]),
@@ -192,16 +199,44 @@ def count_parameters(fields: Mapping[str, Any]) -> ParameterCounts:
         if fields["is_encoder_decoder"] and layer >= fields["encoder_layers"]:
             attention += attention[-4:]  # the decoder looks at the source through projections of the same sizes
         feed_forward.append(_feed_forward(fields, tokens["feed_forward"]))
-    ends = _ends(fields)
+    ends, copies = _ends(fields), modalities if fields["multiway"] == "separate" else 1
     return ParameterCounts(
         embedding=ends.tables + ends.patches,
-        attention=sum(part.weights for part in attention),
-        feed_forward=sum(part.weights for part in feed_forward),
-        norms=num_layers * _layer_norms(fields) + width * NORM_PARAMETERS[fields["final_norm"]],
-        biases=sum(part.biases for part in attention + feed_forward) + ends.biases,
-        score_scales=sum(part.score_scales for part in attention + feed_forward),
+        attention=copies * sum(part.weights for part in attention),
+        feed_forward=copies * sum(part.weights for part in feed_forward),
+        norms=copies * (num_layers * _layer_norms(fields) + width * NORM_PARAMETERS[fields["final_norm"]]),
+        biases=copies * sum(part.biases for part in attention + feed_forward) + ends.biases,
+        score_scales=copies * sum(part.score_scales for part in attention + feed_forward),
         head=ends.head,
     )
+
+
+def towers(fields: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The resolved fields of the towers of images and of texts; none for a single model.
+
+    Args:
+        fields: those of a checkpoint's `config.json`.
+    """
+    if "vision_config" not in fields:
+        return []
+    return [resolve(fields["vision_config"]), resolve(fields.get("text_config") or {})]
+
+
+def tower_heads(fields: Mapping[str, Any]) -> int:
+    """Weights of the projections of both towers into their shared space."""
+    return sum(tower["hidden_size"] for tower in towers(fields)) * int(fields.get("projection_dim") or 512)
+
+
+def image_positions(fields: Mapping[str, Any]) -> int:
+    """The patches of an image and its class token; 0 for a model without images.
+
+    Args:
+        fields: resolved fields.
+    """
+    if fields["image_size"] is None:
+        return 0
+    rows, columns = image_grid(fields)
+    return rows * columns + int(fields["use_class_token"])
 
 
 def token_attention_flops(fields: Mapping[str, Any], sequence_length: int) -> int:
@@ -209,9 +244,11 @@ def token_attention_flops(fields: Mapping[str, Any], sequence_length: int) -> in
 
     Args:
         fields: As for `count_parameters`.
-        sequence_length: T, in tokens. A causal mask is counted in full, as the paper and torch's counter do.
+        sequence_length: T, in tokens; of images what their sizes say. A causal mask is counted in full, as the paper
+            and torch's counter do.
     """
     fields = resolve(fields)
+    sequence_length = image_positions(fields) or sequence_length
     width = fields["num_attention_heads"] * fields["head_dim"]
     return 4 * fields["num_hidden_layers"] * width * sequence_length**2
 
@@ -219,7 +256,8 @@ def token_attention_flops(fields: Mapping[str, Any], sequence_length: int) -> in
 def forward_flops_per_token(fields: Mapping[str, Any], sequence_length: int) -> int:
     """Operations of a forward pass, per token: 2 (N + V d) + 4 L d T.
 
-    Of images per patch or class token: every patch passes its projection, and the head is used once an image.
+    Of two towers per pair, the text being of T tokens. Of images per image: each of its T positions passes the layers,
+    each patch its projection, and the head reads one.
 
     In an encoder-decoder a token of the source passes the encoder, and one of the target the decoder and the head,
     whose layers attend twice; the mean of the two is N + V d + 2 (L_encoder + 2 L_decoder) d T.
@@ -230,15 +268,21 @@ def forward_flops_per_token(fields: Mapping[str, Any], sequence_length: int) -> 
         fields: As for `count_parameters`.
         sequence_length: T, the tokens of one sequence.
     """
+    if both := towers(fields):
+        images, texts = (forward_flops_per_token(tower, sequence_length) - 2 * _ends(tower).head for tower in both)
+        table = 0 if _ends(both[1]).head else 2 * _ends(both[1]).tables  # a tied table is read by no head
+        return images + sequence_length * (texts - table) + 2 * tower_heads(fields)
     fields = resolve(fields)
     ends = _ends(fields)
     if fields["image_size"] is not None:
-        products = 2 * (count_parameters(fields).non_embedding + ends.patches + ends.head // sequence_length)
-        return products + token_attention_flops(fields, sequence_length) // sequence_length
+        positions = image_positions(fields)
+        weights = count_parameters(fields, is_active=True).non_embedding * positions
+        patches = ends.patches * (positions - fields["use_class_token"])
+        return 2 * (weights + patches + ends.head) + token_attention_flops(fields, positions)
     if fields["num_mel_bins"] is not None:
-        blocks = count_parameters(fields).non_embedding
+        blocks = count_parameters(fields, is_active=True).non_embedding
         return forward_flops_per_frame(fields, sequence_length, blocks, ends.head or ends.tables)
-    products = 2 * (count_parameters(fields).non_embedding + (ends.head or ends.tables))
+    products = 2 * (count_parameters(fields, is_active=True).non_embedding + (ends.head or ends.tables))
     if fields["is_encoder_decoder"]:
         width = fields["num_attention_heads"] * fields["head_dim"]
         looks = fields["encoder_layers"] + 2 * fields["decoder_layers"]
@@ -251,7 +295,7 @@ def training_flops(fields: Mapping[str, Any], tokens: int, sequence_length: int)
 
     Args:
         fields: As for `count_parameters`.
-        tokens: All tokens that training sees, repeats included; of sound all frames.
+        tokens: All tokens that training sees, repeats included; of images all images, of sound all frames.
         sequence_length: T, the tokens of one sequence.
     """
     return 3 * tokens * forward_flops_per_token(fields, sequence_length)
@@ -264,7 +308,7 @@ def memory_bytes(
 
     Args:
         fields: As for `count_parameters`.
-        sequence_length: Tokens that the cache holds per row.
+        sequence_length: Tokens that the cache holds per row; a model of images has none.
         batch_size: Rows that the cache holds.
         dtype: Of weights and cache: float32, bfloat16 or float16. In training, mixed precision keeps weights,
             gradients and moments in float32; this counts the gradients and moments so.
@@ -278,6 +322,7 @@ def memory_bytes(
     total = count_parameters(fields).total
     key_size = fields["num_key_value_heads"] * fields["head_dim"]
     cached = 2 * fields["num_hidden_layers"] * key_size * sequence_length * batch_size
+    cached = cached if fields["image_size"] is None else 0
     return MemoryBytes(
         weights=total * BYTES[dtype], gradients=total * 4, optimizer=total * 8, cache=cached * BYTES[dtype]
     )

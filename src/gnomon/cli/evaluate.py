@@ -85,6 +85,8 @@ def evaluate(
 
     gnomon evaluate runs/speech-ctc/model --data prompts-en --baselines --samples sheet.html
 
+    gnomon evaluate runs/image-digits/model --data digits --baselines --samples sheet.png
+
     gnomon evaluate runs/large/model --tasks lambada_openai,hellaswag,piqa,arc_easy,arc_challenge,winogrande
     """
     if sum(choice is not None for choice in (data, source, tasks)) != 1:
@@ -160,7 +162,7 @@ def _score(
     given = {key: value for key, value in named.items() if value is not None}
     if "sequence_length" not in TASKS[name].needs:
         del given["sequence_length"]
-    options = DataOptions(**given)
+    options = DataOptions(**task.settled(model.config) | given)
     options.check_for(name)
     if task.load_processor is None:
         chosen: Any = load_tokenizer(tokenizer or checkpoint, model)

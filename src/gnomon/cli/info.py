@@ -28,8 +28,10 @@ def info(
     gnomon info runs/shakespeare/model --sequence-length 128 --json
     """
     from gnomon.analysis import flops
+    from gnomon.models.sizes import resolve
 
     fields = read_fields(model)
+    positions = flops.image_positions(resolve(fields))
     counts = flops.count_parameters(fields)
     forward = flops.forward_flops_per_token(fields, sequence_length)
     attention = flops.token_attention_flops(fields, sequence_length)
@@ -53,11 +55,13 @@ def info(
         return
     print_table(model, ["parameters", "count"], [[name.replace("_", " "), n] for name, n in counts.to_dict().items()])
     print_table(
-        f"\nper token, in sequences of {sequence_length:,}",
+        f"\nper image, of {positions:,} positions"
+        if positions
+        else f"\nper token, in sequences of {sequence_length:,}",
         ["operations", "FLOPs"],
         [
             ["forward", forward],
-            ["of which token-token attention", attention // sequence_length],
+            ["of which token-token attention", attention if positions else attention // sequence_length],
             ["training", flops.training_flops(fields, 1, sequence_length)],
         ],
     )

@@ -9,6 +9,9 @@ import torch
 from torch import nn
 from torch.utils.data import Sampler
 
+from gnomon.models.inputs import PatchEmbedding
+from gnomon.nn.blocks import Block
+from gnomon.nn.projections import Embedding
 from gnomon.training.options import TrainingOptions
 
 
@@ -75,6 +78,43 @@ def decayed_parameters(model: nn.Module) -> list[str]:
     axis; everything that multiplies a vector has two.
     """
     return [name for name, parameter in model.named_parameters() if parameter.ndim >= 2]
+
+
+def layer_rates(model: nn.Module, decay: float) -> dict[nn.Parameter, float]:
+    """A factor on the learning rate of every parameter, smaller the earlier it stands.
+
+        block i of L:  decay^(L - i),  i = 0 .. L - 1,   embeddings:  decay^(L + 1),   what follows the blocks:  1
+
+    Source: BEiT (arXiv 2106.08254), appendix on fine-tuning.
+
+    Args:
+        model: Of any kind; a decoder's blocks are counted after its encoder's.
+        decay: Above 0, at most 1.
+    """
+    blocks = [module for module in model.modules() if isinstance(module, Block)]
+    rates: dict[nn.Parameter, float] = dict.fromkeys(model.parameters(), 1.0)
+    for module in model.modules():
+        if isinstance(module, Embedding | PatchEmbedding):
+            rates |= dict.fromkeys(module.parameters(), decay ** (len(blocks) + 1))
+    for index, block in enumerate(blocks):
+        rates |= dict.fromkeys(block.parameters(), decay ** (len(blocks) - index))
+    return rates
+
+
+def spread_rates(optimizer: torch.optim.Optimizer, rates: dict[nn.Parameter, float]) -> None:
+    """Split the groups of an optimizer that has not stepped yet, so that each parameter has its own learning rate.
+
+    Args:
+        optimizer: Changed in place; the first group keeps the full rate.
+        rates: Of `layer_rates`.
+    """
+    groups = []
+    for rate in sorted(set(rates.values()), reverse=True):
+        for group in optimizer.param_groups:
+            chosen = [parameter for parameter in group["params"] if rates[parameter] == rate]
+            if chosen:
+                groups.append({**group, "params": chosen, "lr": group["lr"] * rate})
+    optimizer.param_groups[:] = groups
 
 
 def steps_per_epoch(num_sequences: int, options: TrainingOptions) -> int:

@@ -55,6 +55,16 @@ class TokenizerOptions(Options):
         return self
 
 
+class AugmentationOptions(Options):
+    """Random changes of a batch of training images."""
+
+    crop_padding: Count = Field(0, description="Pixels of mirrored border before a crop of the image's size.")
+    flip: Fraction = Field(0.0, description="How often an image is mirrored left to right.")
+    rand_augment_operations: Count = Field(0, description="Operations of RandAugment; 0: none.")
+    rand_augment_magnitude: Annotated[int, Field(gt=0, lt=30)] = Field(9, description="Their strength.")
+    mixup: Fraction = Field(0.0, description="The largest share of another image that is mixed in.")
+
+
 class SpecAugmentOptions(Options):
     """What is hidden of a training spectrogram."""
 
@@ -99,8 +109,15 @@ class DataOptions(Options):
     spec_augment: SpecAugmentOptions | None = Field(
         None, description="Hide bands and stretches of training spectrograms; {}: as its defaults say."
     )
+    artist: str | None = Field(None, description="Of the set emoji: whose drawings are held out; null: openmoji.")
+    image_column: str | None = Field(None, description="The column with the image; null: one with a usual name.")
+    image_size: PositiveInt | list[PositiveInt] | None = Field(
+        None, description="Of images, in pixels, or [height, width]; null: their own where all are alike, else 224."
+    )
+    num_channels: Literal[1, 3] | None = Field(None, description="1: gray, 3: color; null: the images' own, else 3.")
+    augmentation: AugmentationOptions | None = Field(None, description="Random changes of training images.")
     mask_probability: Annotated[float, Field(gt=0, lt=1)] | None = Field(
-        None, description="Share of the tokens that a masked language model is asked for; null: 0.15."
+        None, description="Share of what a masked model is asked for; null: 0.15 of tokens, 0.6 of patches."
     )
 
     @model_validator(mode="after")
@@ -157,6 +174,9 @@ class TrainingOptions(Options):
         False, description="Go on with the schedule of the stage before; written as schedule: continue."
     )
     minimum_learning_rate_ratio: Fraction = Field(0.0, description="Where the course ends, over the peak.")
+    layer_learning_rate_decay: Annotated[float, Field(gt=0, le=1)] = Field(
+        1.0, description="Factor on the rate of each layer against the next one's, for fine-tuning."
+    )
     weight_decay: Annotated[float, Field(ge=0, allow_inf_nan=False)] = Field(
         0.1, description="Decoupled decay of everything but norms, biases and score scales."
     )
@@ -306,6 +326,18 @@ class Recipe(Options):
     generation: GenerationOptions | None = Field(None, description="How the model writes, where it does.")
     seed: Annotated[int, Field(ge=0, lt=2**31)] = Field(0, description="Of weights, data order and dropout.")
     stages: list[StageOptions] = Field(min_length=1, description="Run one after another.")
+
+    @model_validator(mode="after")
+    def _carries_like_rates(self) -> Self:
+        """An optimizer's state goes along with a growth where all layers have one rate."""
+        grows = any(stage.growth is not None and stage.growth.carries_optimizer for stage in self.stages)
+        decays = [stage.training.layer_learning_rate_decay for stage in self.stages]
+        if grows and min(decays) < 1.0:
+            raise ValueError(
+                f"has layer_learning_rate_decay {min(decays)} and a growth that carries the optimizer, whose groups "
+                "would not fit; set growth.optimizer to fresh, or leave the decay at 1"
+            )
+        return self
 
     @model_validator(mode="after")
     def _begins_its_own_schedule(self) -> Self:

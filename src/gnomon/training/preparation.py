@@ -11,8 +11,9 @@ import torch
 from transformers import PreTrainedModel, set_seed
 from transformers.utils import is_torch_bf16_gpu_available
 
-import gnomon
+from gnomon.models import heads
 from gnomon.models.config import GnomonConfig
+from gnomon.models.multimodal import GnomonImageTextConfig
 from gnomon.training.growth import rehearse_growth
 from gnomon.training.optimization import steps_per_epoch
 from gnomon.training.options import DataOptions, Recipe, TrainingOptions
@@ -21,7 +22,7 @@ from gnomon.training.records import read_json
 from gnomon.training.tasks import TASKS, find_task
 from gnomon.training.tasks.task import Collate, Score, Task
 
-ENCODING_KEYS = {"sequence_length", "mask_probability", "spec_augment"}
+ENCODING_KEYS = {"sequence_length", "mask_probability", "spec_augment", "augmentation"}
 """Keys of `data` that say how rows become numbers, not which rows they are."""
 
 COUNTED = {"num_skipped": "skipped_sequences", "num_too_long": "too_long_sequences", "num_truncated": "cut_sequences"}
@@ -81,9 +82,10 @@ class Preparation:
             "schedule_steps": sum(map(self.max_steps, range(first, last + 1))),
         }
 
-    def collator(self) -> Collate:
-        """What makes a batch of rows."""
-        return self.task.collate(self.processor, self.model)
+    def collator(self, stage: int) -> Collate:
+        """What makes a batch of a stage's rows; data that change at random bring their own."""
+        own = getattr(self.stages[stage].train, "collator", None)
+        return self.task.collate(self.processor, self.model) if own is None else own(self.model)
 
     def evaluator(self, stage: int, *, whole: bool = False) -> Callable[[PreTrainedModel], Score]:
         """What scores a model on a stage's held-out data: on all of them, or on the part that the recipe asks for."""
@@ -148,9 +150,9 @@ def load_checkpoint(folder: Path, head: str | None = None, **config_fields: Any)
             )
     own = (read_json(folder / "config.json").get("architectures") or ["GnomonForCausalLM"])[0]
     wanted = head or own
-    if wanted not in gnomon.__all__:
+    if wanted not in heads.HEADS:
         raise ValueError(f"the checkpoint {folder} holds a {wanted}, which is no model of gnomon; name another one.")
-    head_class = getattr(gnomon, wanted)
+    head_class = heads.HEADS[wanted]
     model: PreTrainedModel
     model, report = head_class.from_pretrained(
         folder, dtype=torch.float32, local_files_only=True, output_loading_info=True, **config_fields
@@ -229,9 +231,16 @@ def _model(recipe: Recipe, task: Task, processor: Any, labels: Sequence[str]) ->
     if "checkpoint" in recipe.model:
         model = load_checkpoint(Path(recipe.model["checkpoint"]), head, **classes)
     else:
-        fields = model_fields(recipe.model) | _special_ids(recipe, task, processor)
+        fields = {
+            name: value for name, value in model_fields(recipe.model).items() if name != "num_labels" or not labels
+        }
+        ids = _special_ids(recipe, task, processor)
         named = {name: value for name, value in recipe.model.items() if name != "preset"}
-        model = getattr(gnomon, head)(GnomonConfig(**fields | named, **classes))
+        if "vision_config" in fields:
+            text = {**ids, **fields.get("text_config", {})}
+            model = heads.HEADS[head](GnomonImageTextConfig(**{**fields, "text_config": text}))
+        else:
+            model = heads.HEADS[head](GnomonConfig(**fields | ids | named, **classes))
     if (TASKS[recipe.task].uses_tokenizer or task.makes_ids) and len(processor) > model.config.vocab_size:
         raise ValueError(
             f"the tokenizer has {len(processor)} ids, but the model's vocabulary has {model.config.vocab_size}; "

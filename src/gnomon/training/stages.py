@@ -132,7 +132,7 @@ def _run_stage(
         options=options,
         plan=plan,
         train_dataset=prepared.stages[index].train,
-        collate=prepared.collator(),
+        collate=prepared.collator(index),
         tokenizer=prepared.processor,
         evaluate=prepared.evaluator(index),
         interrupted=lambda: bool(interrupt),

@@ -14,7 +14,7 @@ from transformers.trainer_callback import PrinterCallback
 from gnomon.training.checkpoints import publish, rotate, seal
 from gnomon.training.growth import keep_rules
 from gnomon.training.growth_state import GrowthState
-from gnomon.training.optimization import EpochSampler, build_schedule, decayed_parameters
+from gnomon.training.optimization import EpochSampler, build_schedule, decayed_parameters, layer_rates, spread_rates
 from gnomon.training.options import TrainingOptions
 from gnomon.training.progress import DivergenceError, Progress, StagePlan, Stopwatch
 from gnomon.training.tasks.task import Score, Task
@@ -82,6 +82,14 @@ class StageTrainer(Trainer):
     def get_decay_parameter_names(self, model: nn.Module) -> list[str]:
         """Weight decay is for what has two axes."""
         return decayed_parameters(model)
+
+    def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
+        """Trainer's, with smaller rates for earlier layers where the recipe asks for them."""
+        is_new, decay = self.optimizer is None, self.options.layer_learning_rate_decay
+        optimizer: torch.optim.Optimizer = super().create_optimizer(model)
+        if is_new and decay < 1.0:
+            spread_rates(optimizer, layer_rates(self.model, decay))
+        return optimizer
 
     def create_scheduler(
         self, num_training_steps: int, optimizer: torch.optim.Optimizer | None = None

@@ -33,6 +33,9 @@ class TaskEntry:
 SOUND_KEYS = ("audio_column", "group_column", "sampling_rate", "longest_seconds", "spec_augment")
 """Keys of `data` that every task of sound reads."""
 
+IMAGE_KEYS = ("image_column", "image_size", "num_channels", "augmentation")
+"""Keys of `data` that every task of images reads."""
+
 TASKS: dict[str, TaskEntry] = {
     "language-modeling": TaskEntry(
         module="gnomon.training.tasks.language_modeling",
@@ -77,6 +80,23 @@ TASKS: dict[str, TaskEntry] = {
         reads=("label_column", *SOUND_KEYS),
         uses_tokenizer=False,
     ),
+    "image-classification": TaskEntry(
+        module="gnomon.training.tasks.image_classification",
+        head="GnomonForImageClassification",
+        reads=("label_column", *IMAGE_KEYS),
+        uses_tokenizer=False,
+    ),
+    "masked-image-modeling": TaskEntry(
+        module="gnomon.training.tasks.image_modeling",
+        head="GnomonForMaskedImageModeling",
+        reads=("label_column", "mask_probability", *IMAGE_KEYS),
+        uses_tokenizer=False,
+    ),
+    "image-text-contrastive": TaskEntry(
+        module="gnomon.training.tasks.image_text",
+        head="GnomonForImageTextContrastive",
+        reads=("text_column", "artist", "sequence_length", *IMAGE_KEYS),
+    ),
 }
 """Every task by its name in a recipe."""
 
@@ -108,6 +128,10 @@ def task_of_fields(fields: Mapping[str, Any]) -> str:
     """
     if fields.get("encoder_layers") and fields.get("decoder_layers"):
         return "speech-to-text" if fields.get("num_mel_bins") else "translation"
+    if fields.get("vision_config"):
+        return "image-text-contrastive"
+    if fields.get("image_size"):
+        return "image-classification"
     if fields.get("num_mel_bins"):
         return "audio-classification" if fields.get("vocab_size") is None else "speech-recognition"
     return "masked-language-modeling" if fields.get("is_decoder") is False else "language-modeling"

@@ -66,6 +66,11 @@ def row_length(dataset: Any) -> int:
     return int(dataset.sequence_length)
 
 
+def nothing_settled(config: Any) -> dict[str, Any]:
+    """Data of any kind."""
+    return {}
+
+
 def every_row(dataset: Any, count: int) -> Any:
     """Some rows of a data set, evenly spread."""
     return EvenRows(dataset, count)
@@ -110,6 +115,7 @@ class Task:
         length: Tokens of one row of a data set, for its costs.
         load_processor: (checkpoint's folder, its model) -> its processor, where that is more than a tokenizer.
         join: The rows of both sides as one.
+        settled: By the model's configuration, the keys of `data` that a trained model has settled.
         makes_ids: Whether the processor makes ids of text though the recipe names no tokenizer.
     """
 
@@ -129,6 +135,7 @@ class Task:
     length: Callable[[Any], int] = row_length
     load_processor: Callable[[Path, PreTrainedModel], Any] | None = None
     join: Callable[[Any], Any] = both_sides
+    settled: Callable[[Any], dict[str, Any]] = nothing_settled
     makes_ids: bool = False
 
     def measured(self, score: Score) -> dict[str, float]:
