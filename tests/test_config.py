@@ -10,6 +10,7 @@ import torch
 from transformers import AutoConfig, PreTrainedConfig
 
 from gnomon import GnomonConfig, GnomonForCausalLM, GnomonModel
+from gnomon.models.audio_fields import AUDIO_FIELDS
 from gnomon.models.checks import CHOICES
 from gnomon.models.sizes import DEFAULTS, resolve
 from samples import LINEAR, TINY, VARIANTS
@@ -62,6 +63,10 @@ EVERY_FIELD = {
     "num_patch_tokens": None,
     "use_class_token": None,
     "use_image_padding": None,
+    "num_modalities": None,
+    "multiway": None,
+    "num_modality_tokens": None,
+    **dict.fromkeys(AUDIO_FIELDS),
     "use_cache": False,
     "is_decoder": True,
     "bos_token_id": 1,
@@ -107,8 +112,12 @@ IMAGES = {
 }
 """What a model of images changes."""
 
+MULTIWAY = {"num_modalities": 3, "multiway": "tokens", "num_modality_tokens": 12}
 
-@pytest.mark.parametrize("expected", [EVERY_FIELD, *({**EVERY_FIELD, **other} for other in (PAIR, LEARNED, IMAGES))])
+
+@pytest.mark.parametrize(
+    "expected", [EVERY_FIELD, *({**EVERY_FIELD, **other} for other in (PAIR, LEARNED, IMAGES, MULTIWAY))]
+)
 def test_every_field_survives_saving_and_loading(expected: dict, tmp_path) -> None:
     """Every value comes back as it was, through the file and through AutoConfig, and nothing is derived anew."""
     assert expected.keys() == DEFAULTS.keys()

@@ -21,8 +21,10 @@ if TYPE_CHECKING:
     from gnomon.models.classification import GnomonForSequenceClassification, GnomonForTokenClassification
     from gnomon.models.config import GnomonConfig
     from gnomon.models.encoder_decoder import GnomonEncoderDecoderModel, GnomonForSeq2SeqLM
-    from gnomon.models.speech import GnomonForAudioClassification, GnomonForCTC, GnomonForSpeechSeq2Seq
+    from gnomon.models.multimodal import GnomonForImageTextContrastive, GnomonImageTextConfig
+    from gnomon.models.multiway import GnomonForImageTextMaskedModeling
     from gnomon.models.presets import preset, presets
+    from gnomon.models.speech import GnomonForAudioClassification, GnomonForCTC, GnomonForSpeechSeq2Seq
     from gnomon.models.text import GnomonForCausalLM, GnomonForMaskedLM
     from gnomon.models.vision import GnomonForImageClassification, GnomonForMaskedImageModeling
     from gnomon.report.run import train
@@ -36,12 +38,15 @@ _PUBLIC = {
     "GnomonForCTC": "gnomon.models.speech",
     "GnomonForCausalLM": "gnomon.models.text",
     "GnomonForImageClassification": "gnomon.models.vision",
+    "GnomonForImageTextContrastive": "gnomon.models.multimodal",
+    "GnomonForImageTextMaskedModeling": "gnomon.models.multiway",
     "GnomonForMaskedImageModeling": "gnomon.models.vision",
     "GnomonForMaskedLM": "gnomon.models.text",
     "GnomonForSeq2SeqLM": "gnomon.models.encoder_decoder",
     "GnomonForSequenceClassification": "gnomon.models.classification",
     "GnomonForSpeechSeq2Seq": "gnomon.models.speech",
     "GnomonForTokenClassification": "gnomon.models.classification",
+    "GnomonImageTextConfig": "gnomon.models.multimodal",
     "GnomonModel": "gnomon.models.backbone",
     "GnomonPreTrainedModel": "gnomon.models.backbone",
     "graft": "gnomon.growth.graft",
@@ -81,9 +86,16 @@ _NEEDED = (
     "transformers.utils.output_capturing",
     "gnomon.models.backbone",
     "gnomon.models.blocks",
+    "gnomon.models.classification",
     "gnomon.models.config",
+    "gnomon.models.encoder_decoder",
+    "gnomon.models.multimodal",
+    "gnomon.models.multiway",
+    "gnomon.models.speech",
+    "gnomon.models.text",
+    "gnomon.models.vision",
 )
-"""What has to be there, and complete, before the heads can be imported."""
+"""What has to be complete, where it has begun to load, before all heads can be imported."""
 
 __all__ = [
     "GnomonConfig",
@@ -92,12 +104,15 @@ __all__ = [
     "GnomonForCTC",
     "GnomonForCausalLM",
     "GnomonForImageClassification",
+    "GnomonForImageTextContrastive",
+    "GnomonForImageTextMaskedModeling",
     "GnomonForMaskedImageModeling",
     "GnomonForMaskedLM",
     "GnomonForSeq2SeqLM",
     "GnomonForSequenceClassification",
     "GnomonForSpeechSeq2Seq",
     "GnomonForTokenClassification",
+    "GnomonImageTextConfig",
     "GnomonModel",
     "GnomonPreTrainedModel",
     "graft",

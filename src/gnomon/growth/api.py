@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 from gnomon.growth.depth import DEPTHS, insert_layers
 from gnomon.growth.optimizer import check_optimizer
 from gnomon.growth.report import GrowthReport, measured
-from gnomon.growth.sites import PARTS, TOKEN_SIZES, describe, put, sites
+from gnomon.growth.sites import PARTS, TOKEN_SIZES, check_single_stack, describe, put, sites
 from gnomon.growth.tokens import check_growth, new_tokens
 from gnomon.growth.width import grow_width
 from gnomon.growth.widths import WIDTHS
@@ -56,6 +56,7 @@ def grow(
         ValueError: with the rule, the value and the remedy; the model is then unchanged.
     """
     common = {"optimizer": optimizer, "seed": seed, "probe": probe}
+    check_single_stack(model, "grow")
     kinds = {
         "tokens": set(sizes) & set(TOKEN_SIZES),
         "layers": set(sizes) & set(DEPTHS),
@@ -66,6 +67,10 @@ def grow(
         raise ValueError(f"{unknown[0]} is no size that grows; there are {', '.join(known)}")
     if sum(map(bool, kinds.values())) > 1:
         raise ValueError(f"tokens, layers and widths grow in calls of their own; got {', '.join(sizes)} in one")
+    if model.config.num_modalities is not None and (kinds["layers"] or kinds["widths"]):
+        raise ValueError(
+            f"a multiway model grows in parameter tokens alone; got {', '.join(sizes)}: grow {', '.join(TOKEN_SIZES)}"
+        )
     if not (kinds["layers"] or kinds["widths"]):
         return grow_tokens(
             model, init=init, score_scale=score_scale, layers=layers, offset_std=offset_std, **common, **sizes

@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 from gnomon.growth.optimizer import grow_parameter
 from gnomon.growth.tokens import NewTokens
 from gnomon.models.backbone import GnomonModel
+from gnomon.models.config import GnomonConfig
 from gnomon.models.sizes import ATTENTION_SITES, SITES, check_tokens, compact, layer_tokens
 from gnomon.nn.blocks import Block
 from gnomon.nn.projections import Pattention
@@ -63,6 +64,24 @@ def stacks(model: nn.Module) -> list[GnomonModel]:
     return [module for module in model.modules() if isinstance(module, GnomonModel)]
 
 
+def check_single_stack(model: PreTrainedModel, verb: str) -> None:
+    """Refuse a model of several towers, whose sizes are not those of one configuration.
+
+    Args:
+        model: to be changed.
+        verb: `grow` or `shrink`, for the message.
+
+    Raises:
+        ValueError: naming the towers.
+    """
+    towers = [name for name, part in model.named_children() if isinstance(getattr(part, "config", None), GnomonConfig)]
+    if len(towers) > 1:
+        raise ValueError(
+            f"a {type(model).__name__} has sizes of its own in each tower; {verb} one at a time, "
+            f"{' or '.join(f'gnomon.{verb}(model.{name}, ...)' for name in towers)}: the model's config follows"
+        )
+
+
 def sites(model: PreTrainedModel, sizes: Mapping[str, Any], layers: Iterable[int] | None, verb: str) -> list[Site]:
     """The sites that the sizes name, with the count that each is to have.
 
@@ -84,6 +103,11 @@ def sites(model: PreTrainedModel, sizes: Mapping[str, Any], layers: Iterable[int
         raise ValueError(f"{verb} takes {', '.join(TOKEN_SIZES)}; got {unknown[0]}")
     if not sizes:
         raise ValueError(f"{verb} needs at least one of {', '.join(TOKEN_SIZES)}")
+    check_single_stack(model, verb)
+    if verb == "shrink" and model.config.multiway == "tokens":
+        raise ValueError(
+            "shrink cannot weigh the tokens of a modality beside shared ones; shrink with multiway: separate"
+        )
     num_layers = model.config.num_hidden_layers
     chosen = set(range(num_layers)) if layers is None else set(layers)
     if not chosen <= set(range(num_layers)):

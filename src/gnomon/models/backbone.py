@@ -16,14 +16,14 @@ from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
 from gnomon.models.audio_inputs import FilterbankEmbedding
-from gnomon.models.blocks import GnomonBlock, build_block, initialization_rule
+from gnomon.models.blocks import GnomonBlock, build_block, initialization_rule, multiway_norm
 from gnomon.models.caches import PairedCache, new_cache
 from gnomon.models.config import GnomonConfig
 from gnomon.models.inputs import PatchEmbedding
 from gnomon.models.sizes import extents, side_layers
 from gnomon.nn.attention import Attention
 from gnomon.nn.biases import Alibi, RelativeBias, add_to_mask
-from gnomon.nn.norms import build_norm
+from gnomon.nn.multiway import call
 from gnomon.nn.positions import Rotation, rotary_angles, sinusoidal_positions, xpos_rotation
 from gnomon.nn.projections import Embedding
 
@@ -141,7 +141,7 @@ class GnomonModel(GnomonPreTrainedModel):
             )
         self.dropout = nn.Dropout(config.hidden_dropout)
         self.layers = nn.ModuleList(build_block(config, layer) for layer in range(first, first + depth))
-        self.norm = build_norm(config.final_norm, config.hidden_size, eps=config.norm_eps)
+        self.norm = multiway_norm(config, config.final_norm, config.hidden_size)
         self.gradient_checkpointing = False
         self.post_init()
 
@@ -160,6 +160,7 @@ class GnomonModel(GnomonPreTrainedModel):
         use_cache: bool | None = None,
         pixel_values: torch.FloatTensor | None = None,
         input_features: torch.FloatTensor | None = None,
+        modality_ids: torch.LongTensor | None = None,
         **kwargs: Any,
     ) -> BaseModelOutputWithPastAndCrossAttentions:
         """Run the stack.
@@ -176,6 +177,7 @@ class GnomonModel(GnomonPreTrainedModel):
             pixel_values: images in place of ids, (batch, channels, height, width), of a model with an image_size.
             input_features: filterbanks in place of ids, (batch, frames, mel bins), of a model with num_mel_bins;
                 `attention_mask` is then of its frames.
+            modality_ids: which kind of token each one is, (batch, length), of a model with num_modalities.
             kwargs: passed to the attention function.
 
         Returns:
@@ -204,6 +206,8 @@ class GnomonModel(GnomonPreTrainedModel):
             inputs_embeds = self.embed_tokens(self._check_ids(input_ids))
         if use_cache and cache is None and self.is_causal:
             cache = new_cache(self.config)
+        if modality_ids is not None and self.config.num_modalities is None:
+            raise ValueError("modality_ids are for models with num_modalities in their config; this one has none")
         length = inputs_embeds.shape[1]
         seen = cache.get_seq_length() if cache is not None else 0
         self._check_mask(attention_mask, seen, length)
@@ -232,9 +236,11 @@ class GnomonModel(GnomonPreTrainedModel):
                 memory_mask=memory_mask,
                 positions=positions,
                 cache=PairedCache(cache) if isinstance(cache, EncoderDecoderCache) else cache,
+                modality_ids=modality_ids,
                 **kwargs,
             )
-        return BaseModelOutputWithPastAndCrossAttentions(last_hidden_state=self.norm(hidden_states), cache=cache)
+        hidden_states = call(self.norm, hidden_states, modality_ids)
+        return BaseModelOutputWithPastAndCrossAttentions(last_hidden_state=hidden_states, cache=cache)
 
     def _mask(
         self, embeds: Tensor, attention_mask: Tensor | None, position_ids: Tensor | None, cache: Cache | None

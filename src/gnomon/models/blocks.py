@@ -1,5 +1,6 @@
 """From a configuration to one block: the only place where a config meets a layer."""
 
+from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor, nn
@@ -11,11 +12,13 @@ from gnomon.models.sizes import layer_tokens, side_layers
 from gnomon.nn.attention import Attention, dot_product_attention
 from gnomon.nn.blocks import Block, Residual
 from gnomon.nn.feedforward import build_feed_forward
+from gnomon.nn.functional import default_score_scale
 from gnomon.nn.initialization import CROSS, INITIALIZATIONS, Depths, Rule
+from gnomon.nn.multiway import MultiwayPattention, SeparateLayers
 from gnomon.nn.norms import build_norm
 from gnomon.nn.placements import PLACEMENTS, HeadScale, has_inner_norm
 from gnomon.nn.positions import ROTATIONS, rotate_queries_and_keys
-from gnomon.nn.projections import build_projection
+from gnomon.nn.projections import Pattention, build_projection
 
 
 class AttentionInterface:
@@ -109,7 +112,7 @@ def build_block(config: GnomonConfig, layer: int) -> GnomonBlock:
     drop_path = config.drop_path_rate * index / max((decoder_layers if is_decoder else encoder_layers) - 1, 1)
 
     def norm(sublayers: tuple[str, ...], sublayer: str, size: int = width) -> nn.Module | None:
-        return build_norm(config.norm, size, eps=config.norm_eps) if sublayer in sublayers else None
+        return multiway_norm(config, config.norm, size) if sublayer in sublayers else None
 
     def residual(sublayer: str) -> Residual:
         return Residual(
@@ -124,7 +127,7 @@ def build_block(config: GnomonConfig, layer: int) -> GnomonBlock:
     parts: dict[str, Any] = {
         "attention": build_attention(config, layer, index, rule, is_causal=is_decoder),
         "attention_residual": residual("attention"),
-        "feed_forward": _feed_forward(config, layer, rule),
+        "feed_forward": multiway(config, lambda: _feed_forward(config, layer, rule)),
         "feed_forward_residual": residual("feed_forward"),
         "is_parallel": config.use_parallel_residual,
     }
@@ -157,15 +160,19 @@ def build_attention(
 
     def project(site: str, in_features: int, out_features: int) -> nn.Module:
         more = _pattention(config, tokens[site]) if config.projection == "pattention" else {}
-        return build_projection(
-            config.projection,
-            in_features,
-            out_features,
-            site=CROSS + site if is_cross else site,
-            rule=rule,
-            bias=config.use_bias,
-            **more,
-        )
+
+        def build() -> nn.Module:
+            return build_projection(
+                config.projection,
+                in_features,
+                out_features,
+                site=CROSS + site if is_cross else site,
+                rule=rule,
+                bias=config.use_bias,
+                **more,
+            )
+
+        return multiway(config, build)
 
     return Attention(
         query=project("query", width, attended),
@@ -180,7 +187,7 @@ def build_attention(
         dropout=config.attention_dropout,
         attend=AttentionInterface(config),
         rotate=ROTATIONS.get(config.positions, rotate_queries_and_keys),
-        inner_norm=build_norm(config.norm, attended, eps=config.norm_eps) if has_norm else None,
+        inner_norm=multiway_norm(config, config.norm, attended) if has_norm else None,
         scale_heads=HeadScale(config.num_attention_heads) if placement.scales_heads and not is_cross else None,
     )
 
@@ -202,5 +209,51 @@ def _feed_forward(config: GnomonConfig, layer: int, rule: Rule) -> nn.Module:
     )
 
 
+def multiway(config: GnomonConfig, build: Callable[[], nn.Module]) -> nn.Module:
+    """Build one layer, or what stands for it where every modality has parameters of its own.
+
+    Args:
+        config: of the model; `num_modalities` and `multiway` say which parameters those are.
+        build: makes a layer with fresh parameters.
+
+    Returns:
+        The layer: as it is, a copy for each modality, or with tokens for each modality beside the shared ones.
+    """
+    if config.num_modalities is None:
+        return build()
+    if config.multiway == "separate":
+        return SeparateLayers([build() for _ in range(config.num_modalities)])
+    layer = build()
+    if not isinstance(layer, Pattention):
+        return layer
+    return MultiwayPattention(
+        layer, num_modalities=config.num_modalities, num_modality_tokens=config.num_modality_tokens
+    )
+
+
+def multiway_norm(config: GnomonConfig, kind: str, size: int) -> nn.Module:
+    """Build a norm; where layers are copied for every modality, a norm that has parameters is copied as well.
+
+    Args:
+        config: of the model.
+        kind: a name of `NORMS`.
+        size: width of the last axis.
+
+    Returns:
+        The norm.
+    """
+    norm = build_norm(kind, size, eps=config.norm_eps)
+    has_parameters = any(True for _ in norm.parameters())
+    if not has_parameters or config.multiway != "separate":
+        return norm
+    return multiway(config, lambda: build_norm(kind, size, eps=config.norm_eps))
+
+
 def _pattention(config: GnomonConfig, num_tokens: int) -> dict[str, Any]:
-    return {"score": config.score, "learn_score_scale": config.learn_score_scale, "num_tokens": num_tokens}
+    seen = num_tokens + (config.num_modality_tokens or 0)
+    return {
+        "score": config.score,
+        "learn_score_scale": config.learn_score_scale,
+        "num_tokens": num_tokens,
+        "score_scale": default_score_scale(config.score, seen),
+    }

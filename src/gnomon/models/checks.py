@@ -46,6 +46,7 @@ POSITIVE = (
     "relative_attention_max_distance",
     "num_channels",
     "num_patch_tokens",
+    "num_modality_tokens",
 )
 PROBABILITIES = ("hidden_dropout", "attention_dropout", "drop_path_rate")
 POOLINGS = ("first", "mean", "last")
@@ -97,6 +98,7 @@ def check_fields(config: Any) -> None:
     _check_rotary(config)
     _check_images(config)
     check_audio(config)
+    _check_modalities(config)
 
 
 def _check_images(config: Any) -> None:
@@ -133,6 +135,26 @@ def _check_images(config: Any) -> None:
         raise ValueError(
             f"classifier_pooling of images is mean, or first with use_class_token; got {config.classifier_pooling!r}"
         )
+
+
+def _check_modalities(config: Any) -> None:
+    if config.num_modalities is None:
+        for name in ("multiway", "num_modality_tokens"):
+            if getattr(config, name) is not None:
+                raise ValueError(f"{name} needs num_modalities, of at least 2; got {getattr(config, name)!r}")
+        return
+    if config.num_modalities < 2:
+        raise ValueError(f"num_modalities must be at least 2, or unset; got {config.num_modalities}")
+    if config.multiway not in ("separate", "tokens"):
+        raise ValueError(f"multiway must be one of separate, tokens; got {config.multiway!r}")
+    if config.is_encoder_decoder:
+        raise ValueError("num_modalities is for a single stack; got encoder_layers and decoder_layers: leave one out")
+    if config.multiway == "tokens" and "pattention" not in (config.projection, config.feed_forward):
+        raise ValueError(
+            "multiway tokens needs parameter tokens; set projection to pattention, or multiway to separate"
+        )
+    if config.multiway == "separate" and config.num_modality_tokens is not None:
+        raise ValueError("num_modality_tokens needs multiway: tokens; with separate copies leave it unset")
 
 
 def check_divides(size: tuple[int, int], config: Any) -> None:

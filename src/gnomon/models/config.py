@@ -114,6 +114,10 @@ class GnomonConfig(PreTrainedConfig):
         num_patch_tokens: parameter tokens of a Pattention there; d if unset.
         use_class_token: an embedding of its own before those of the patches; true for images if unset.
         use_image_padding: fill images up to whole patches with zeros, where they would be refused; false if unset.
+        num_modalities: kinds of tokens with parameters of their own, told apart by `modality_ids`; none if unset.
+        multiway: what is a modality's own: `separate` copies of every layer, or `tokens` beside shared parameter
+            tokens; separate if unset.
+        num_modality_tokens: parameter tokens of each modality at every site, for `tokens`; d if unset.
         num_mel_bins: of a filterbank's frame; makes a model of sound.
         subsampling_factor: frames a position, a power of 2; 4 if unset.
         subsampling_conv_channels: of the convolutions that do it; d if unset.
@@ -186,6 +190,9 @@ class GnomonConfig(PreTrainedConfig):
     num_patch_tokens: int | None = _D["num_patch_tokens"]
     use_class_token: bool | None = _D["use_class_token"]
     use_image_padding: bool | None = _D["use_image_padding"]
+    num_modalities: int | None = _D["num_modalities"]
+    multiway: str | None = _D["multiway"]
+    num_modality_tokens: int | None = _D["num_modality_tokens"]
     num_mel_bins: int | None = _D["num_mel_bins"]
     subsampling_factor: int | None = _D["subsampling_factor"]
     subsampling_conv_channels: int | None = _D["subsampling_conv_channels"]

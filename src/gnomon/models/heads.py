@@ -2,11 +2,11 @@
 
 from transformers import PreTrainedModel
 
-from gnomon.models import backbone, classification, encoder_decoder, speech, text, vision
+from gnomon.models import backbone, classification, encoder_decoder, multimodal, multiway, speech, text, vision
 
 HEADS: dict[str, type[PreTrainedModel]] = {
     name: getattr(module, name)
-    for module in (backbone, classification, encoder_decoder, speech, text, vision)
+    for module in (backbone, classification, encoder_decoder, multimodal, multiway, speech, text, vision)
     for name in module.__all__
     if isinstance(getattr(module, name), type) and issubclass(getattr(module, name), PreTrainedModel)
 }

@@ -57,6 +57,9 @@ DEFAULTS: dict[str, Any] = {
     "num_patch_tokens": None,
     "use_class_token": None,
     "use_image_padding": None,
+    "num_modalities": None,
+    "multiway": None,
+    "num_modality_tokens": None,
     **dict.fromkeys(AUDIO_FIELDS),
     "use_cache": True,
     "is_decoder": None,
@@ -143,6 +146,10 @@ def resolve(fields: Mapping[str, Any]) -> dict[str, Any]:
         default("num_feed_forward_tokens", 4 * width)
     else:
         default("intermediate_size", 4 * width)
+    if full["num_modalities"] is not None:
+        default("multiway", "separate")
+        if full["multiway"] == "tokens":
+            default("num_modality_tokens", width)
     if full["positions"] == "rotary":
         full["rope_parameters"] = {**ROPE_DEFAULTS, **(full["rope_parameters"] or {})}
     return full

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from gnomon.nn.multiway import call
 from gnomon.nn.positions import Rotation, rotate_queries_and_keys
 
 
@@ -149,6 +150,7 @@ class Attention(nn.Module):
         mask: Tensor | None = None,
         positions: Rotation | None = None,
         cache: Any = None,
+        modality_ids: Tensor | None = None,
         **kwargs: Any,
     ) -> tuple[Float[Tensor, "batch length width"], Tensor | None]:
         """Attend among the tokens of x and those in the cache, or from x to a memory.
@@ -160,25 +162,28 @@ class Attention(nn.Module):
             positions: of the tokens of x, for the rotation.
             cache: a `Cache` of earlier keys and values, to which these tokens' are appended; with a memory a
                 `MemoryCache`.
+            modality_ids: of the tokens of x, (batch, length), for projections and norms that are multiway.
             kwargs: passed to the inner attention function.
 
         Returns:
             The outputs, and the attention weights where the inner function has them.
         """
-        query = self._heads(self.query(x))
+        query = self._heads(call(self.query, x, modality_ids))
         kept = cache.read(self.layer_index) if memory is not None and cache is not None else None
         if kept is not None:
             key, value = kept
         else:
             source = x if memory is None else memory
-            key, value = self._heads(self.key(source)), self._heads(self.value(source))
+            key = self._heads(call(self.key, source, modality_ids))
+            value = self._heads(call(self.value, source, modality_ids))
             if memory is None:
                 query, key = self.rotate(query, key, positions)
             if cache is not None:
                 key, value = cache.update(key, value, self.layer_index)
         dropout = self.dropout if self.training else 0.0
         mixed, weights = self.attend(self, query, key, value, mask, scaling=self.scaling, dropout=dropout, **kwargs)
-        return self.output(self.inner_norm(self.scale_heads(mixed).flatten(-2))), weights
+        normed = call(self.inner_norm, self.scale_heads(mixed).flatten(-2), modality_ids)
+        return call(self.output, normed, modality_ids), weights
 
     def _heads(self, x: Tensor) -> Tensor:
         return x.view(*x.shape[:-1], -1, self.head_size).transpose(1, 2)

@@ -7,6 +7,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from gnomon.nn.attention import Attention, Cache, MemoryCache
+from gnomon.nn.multiway import call
 from gnomon.nn.positions import Rotation
 
 
@@ -72,12 +73,12 @@ class Residual(nn.Module):
         self.scale = scale
 
     def forward(
-        self, x: Float[Tensor, "*batch width"], y: Float[Tensor, "*batch width"]
+        self, x: Float[Tensor, "*batch width"], y: Float[Tensor, "*batch width"], modality_ids: Tensor | None = None
     ) -> Float[Tensor, "*batch width"]:
-        """Add the sublayer's output y = f(before(x)) to the stream x."""
+        """Add the sublayer's output y = f(before(x)) to the stream x; multiway norms read the ids."""
         stream = x if self.scale == 1.0 else x * self.scale
-        output: Tensor = self.outer(stream + self.drop_path(self.dropout(self.after(y))))
-        return output
+        output = self.drop_path(self.dropout(call(self.after, y, modality_ids)))
+        return call(self.outer, stream + output, modality_ids)
 
 
 class Block(nn.Module):
@@ -128,6 +129,7 @@ class Block(nn.Module):
         memory_mask: Tensor | None = None,
         positions: Rotation | None = None,
         cache: Cache | None = None,
+        modality_ids: Tensor | None = None,
         **kwargs: Any,
     ) -> Float[Tensor, "batch length width"]:
         """Run the block.
@@ -139,6 +141,7 @@ class Block(nn.Module):
             memory_mask: the same for the memory.
             positions: of the tokens of x.
             cache: earlier keys and values; its `memory`, if it has one, keeps those of the memory.
+            modality_ids: of the tokens of x, (batch, length), for multiway layers.
             kwargs: passed to the inner attention function.
 
         Returns:
@@ -146,9 +149,14 @@ class Block(nn.Module):
         """
         before = x
         attended, _ = self.attention(
-            self.attention_residual.before(x), mask=mask, positions=positions, cache=cache, **kwargs
+            call(self.attention_residual.before, x, modality_ids),
+            mask=mask,
+            positions=positions,
+            cache=cache,
+            modality_ids=modality_ids,
+            **kwargs,
         )
-        x = self.attention_residual(x, attended)
+        x = self.attention_residual(x, attended, modality_ids)
         if self.cross_attention is not None and self.cross_attention_residual is not None:
             kept: MemoryCache | None = getattr(cache, "memory", None)
             attended, _ = self.cross_attention(
@@ -156,5 +164,6 @@ class Block(nn.Module):
             )
             x = self.cross_attention_residual(x, attended)
         seen = before if self.is_parallel else x
-        output: Tensor = self.feed_forward_residual(x, self.feed_forward(self.feed_forward_residual.before(seen)))
+        normed = call(self.feed_forward_residual.before, seen, modality_ids)
+        output: Tensor = self.feed_forward_residual(x, call(self.feed_forward, normed, modality_ids), modality_ids)
         return output
