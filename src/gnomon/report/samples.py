@@ -204,9 +204,10 @@ def _input(rows: Any, row: int) -> dict[str, Any]:
 
 
 def _summary(is_right: Sequence[bool], shown: int, what: str) -> str:
+    wrong = sum(not is_right[row] for row in choose_rows(is_right, shown))
     return (
         f"{sum(is_right):,} of {len(is_right):,} {what} are right ({np.mean(is_right):.1%}). "
-        f"The sheet shows {shown}, up to half of them errors."
+        f"The sheet shows {shown}, {wrong} of them errors."
     )
 
 
