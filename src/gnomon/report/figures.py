@@ -214,10 +214,12 @@ def _limit(axes: Axes, end: float, losses: Sequence[float]) -> None:
 def label_ends(axes: Axes, labels: Iterable[tuple[str, float, float, str]]) -> None:
     """Write each line's name right of its end, pushed apart where names would touch."""
     low, high = axes.get_ylim()
-    least = (high - low) * 0.055
-    height = -float("inf")
+    start, end = axes.get_xlim()
+    least, near = (high - low) * 0.055, (end - start) * 0.2
+    placed: list[tuple[float, float]] = []
     for name, x, y, color in sorted(labels, key=lambda label: label[2]):
-        height = max(y, height + least)
+        height = max([y, *(below + least for other, below in placed if abs(other - x) < near)])
+        placed.append((x, height))
         axes.annotate(
             name,
             (x, height),
