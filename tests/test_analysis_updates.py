@@ -10,6 +10,7 @@ import torch
 from gnomon.analysis.gains import Gains, sublayer_scales, update_bound
 from gnomon.analysis.signals import gradient_norms, model_blocks, record_activations
 from gnomon.analysis.updates import Setting, build_model, draw_batches, measure_depths, measure_update
+from gnomon.data.packing import collate
 from gnomon.models.config import GnomonConfig
 from gnomon.models.text import GnomonForCausalLM
 from gnomon.nn.initialization import magneto_gains
@@ -164,10 +165,10 @@ def test_rows_hold_means_over_batches_and_one_number_a_layer() -> None:
 def test_batches_repeat_no_window_and_more_than_there_are_is_refused() -> None:
     """All windows of all batches differ, and the refusal names both counts."""
     windows = [{"input_ids": torch.tensor([n, n]), "labels": torch.tensor([n, n])} for n in range(7)]
-    batches = draw_batches(windows, batch_size=2, num_batches=3)
+    batches = draw_batches(windows, collate, batch_size=2, num_batches=3)
     assert len({int(row[0]) for batch in batches for row in batch["input_ids"]}) == 6
     with pytest.raises(ValueError, match="7 sequences, fewer than the 8"):
-        draw_batches(windows, batch_size=2, num_batches=4)
+        draw_batches(windows, collate, batch_size=2, num_batches=4)
 
 
 @pytest.mark.parametrize(

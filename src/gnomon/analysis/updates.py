@@ -1,7 +1,7 @@
 """How far one step of SGD moves what a model computes, measured on real text, against its depth."""
 
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -224,11 +224,19 @@ def summarize(seen: Sequence[ModelUpdate], bounds: Sequence[float | None]) -> di
     }
 
 
-def draw_batches(windows: Any, *, batch_size: int, num_batches: int, seed: int = 0) -> list[dict[str, Tensor]]:
+def draw_batches(
+    windows: Any,
+    collate: Callable[[list[Any]], dict[str, Tensor]],
+    *,
+    batch_size: int,
+    num_batches: int,
+    seed: int = 0,
+) -> list[dict[str, Tensor]]:
     """Draw batches of windows at random, none twice.
 
     Args:
-        windows: of `gnomon.data.packing.pack`.
+        windows: a text in pieces.
+        collate: makes a batch of some.
         batch_size: windows in a batch.
         num_batches: how many.
         seed: of the draw.
@@ -239,8 +247,6 @@ def draw_batches(windows: Any, *, batch_size: int, num_batches: int, seed: int =
     Raises:
         ValueError: when there are too few windows.
     """
-    from gnomon.data.packing import collate
-
     wanted = batch_size * num_batches
     if len(windows) < wanted:
         raise ValueError(

@@ -73,6 +73,7 @@ def analyze(
     if output is not None:
         refuse_existing(output)
     from gnomon.analysis.updates import Setting, draw_batches, measure_depths
+    from gnomon.data.packing import collate
     from gnomon.models.presets import PRESETS
 
     if model in PRESETS or model in ("linear", "pattention"):
@@ -90,7 +91,7 @@ def analyze(
         )
         chosen = placements.split(",") if placements else [placement]
         numbers = read_depths(depths) if depths else [depth]
-        drawn = draw_batches(windows, batch_size=batch_size, num_batches=batches)
+        drawn = draw_batches(windows, collate, batch_size=batch_size, num_batches=batches)
         rows = list(measure_depths(setting, chosen, numbers, drawn))
     else:
         if override or placements or depths or without_norm or linear_activation:
@@ -200,12 +201,12 @@ def measure_checkpoint(
     """One row of a study, for a trained language model and its own tokenizer."""
     from gnomon.analysis.gains import update_bound
     from gnomon.analysis.updates import draw_batches, measure_update, summarize
-    from gnomon.data.packing import pack
+    from gnomon.data.packing import collate, pack
     from gnomon.data.text import load_text
 
     model = load_model(folder).double()
     windows = pack(load_text(name=data).train, load_tokenizer(folder, model), sequence_length)
-    drawn = draw_batches(windows, batch_size=batch_size, num_batches=batches)
+    drawn = draw_batches(windows, collate, batch_size=batch_size, num_batches=batches)
     placed = [{name: tensor.to(model.device) for name, tensor in batch.items()} for batch in drawn]
     seen = [measure_update(model, batch, learning_rate=learning_rate, moved=moved) for batch in placed]
     row = {"placement": model.config.norm_placement, "depth": model.config.num_hidden_layers}
