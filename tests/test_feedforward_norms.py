@@ -70,7 +70,10 @@ def test_the_inner_norm_stands_before_the_second_projection(kind: str, cls: type
     ("arguments", "message"),
     [
         ({"kind": "moe"}, "feed_forward must be mlp, glu or pattention; got 'moe'"),
-        ({"kind": "mlp", "activation": "tanh"}, "hidden_act must be one of gelu, gelu_tanh, relu, relu2, silu; got 'tanh'"),
+        (
+            {"kind": "mlp", "activation": "tanh"},
+            "hidden_act must be one of gelu, gelu_tanh, relu, relu2, silu; got 'tanh'",
+        ),
         ({"kind": "glu", "intermediate_size": None}, "feed_forward glu needs an intermediate_size"),
     ],
 )

@@ -12,8 +12,8 @@ from gnomon.growth.axes import Axis, balanced_offsets, cloned, duplicate, entrie
 from gnomon.growth.report import GrowthReport, measured
 from gnomon.growth.sites import stacks
 from gnomon.growth.widths import check_widths
-from gnomon.models.backbone import GnomonModel
 from gnomon.models.audio_inputs import FilterbankEmbedding
+from gnomon.models.backbone import GnomonModel
 from gnomon.models.config import GnomonConfig
 from gnomon.nn.attention import Attention
 from gnomon.nn.blocks import Block

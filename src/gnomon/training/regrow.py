@@ -16,7 +16,13 @@ from gnomon.training.preparation import load_checkpoint
 from gnomon.training.records import read_json, write_json
 
 REPORT_FILE = "growth.json"
-COPIED = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "generation_config.json", "preprocessor_config.json")
+COPIED = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "generation_config.json",
+    "preprocessor_config.json",
+)
 
 Change = Callable[[PreTrainedModel, torch.optim.Optimizer | None], GrowthReport]
 
