@@ -23,6 +23,10 @@ WIDTHS = {"hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim
 
 def offline(data: DataOptions, task: str, folder: Path) -> dict[str, Any]:
     """A recipe's data where they need no fetching, else a page or a few rows with the same keys."""
+    if task in ("image-classification", "masked-image-modeling"):
+        return {"name": "digits", "image_size": data.image_size or 8, "num_channels": data.num_channels or 1}
+    if task == "image-text-contrastive":
+        return {"name": "emoji-noto", "image_size": data.image_size}
     if data.name in DATASETS and find_dataset(data.name).is_embedded:
         return {"name": data.name, "sequence_length": 64}
     if task in ("language-modeling", "masked-language-modeling"):
@@ -41,7 +45,8 @@ def shortened(name: str, folder: Path) -> list[str]:
     changes = [f"data={json.dumps(offline(recipe.data, recipe.task, folder))}"]
     if recipe.tokenizer is not None and recipe.tokenizer.kind == "bpe":
         changes += ["tokenizer={kind: byte}"]
-    if not any(stage.growth and WIDTHS & set(stage.growth.sizes()) for stage in recipe.stages):
+    is_pair = "vision_config" in recipe.model  # whose towers are tiny as they are
+    if not is_pair and not any(stage.growth and WIDTHS & set(stage.growth.sizes()) for stage in recipe.stages):
         paired = "encoder_layers" in recipe.model
         layers = ["model.encoder_layers=1", "model.decoder_layers=1"] if paired else ["model.num_hidden_layers=1"]
         changes += [*SMALL_MODEL, *layers]

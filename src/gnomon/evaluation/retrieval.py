@@ -127,6 +127,33 @@ def evaluate_retrieval(
     Raises:
         ValueError: The batch size is not positive, or there are no rows.
     """
+    images, words, numbers, nats = embed_pairs(model, rows, collate=collate, batch_size=batch_size, progress=progress)
+    return score_retrieval(images, words, numbers, ranks, nats)
+
+
+def embed_pairs(
+    model: Any,
+    rows: Rows,
+    *,
+    collate: Callable[[Sequence[Any]], Mapping[str, torch.Tensor]],
+    batch_size: int = 64,
+    progress: Callable[[int, int], None] | None = None,
+) -> tuple[np.ndarray, np.ndarray, list[int], float]:
+    """What a two-tower model makes of a whole set.
+
+    Args:
+        model: As for `evaluate_retrieval`.
+        rows: As for `evaluate_retrieval`.
+        collate: Makes a batch of rows.
+        batch_size: How many rows go through the model at once.
+        progress: Called after each batch with the rows done and the rows in all.
+
+    Returns:
+        Unit vectors of the images and of the different texts, each image's text among these, and nats a choice.
+
+    Raises:
+        ValueError: The batch size is not positive, or there are no rows.
+    """
     check_batch_size(batch_size)
     if not len(rows):
         raise ValueError("retrieval is scored on at least one image, and there is none: hold some out")
@@ -145,7 +172,7 @@ def evaluate_retrieval(
             if progress is not None:
                 progress(start + len(batch), len(rows))
     first = [numbers.index(number) for number in range(len(distinct))]
-    return score_retrieval(torch.cat(images).numpy(), torch.cat(words).numpy()[first], numbers, ranks, nats / len(rows))
+    return torch.cat(images).numpy(), torch.cat(words).numpy()[first], numbers, nats / len(rows)
 
 
 def _choice_loss(logits: torch.Tensor, texts: Sequence[int]) -> float:

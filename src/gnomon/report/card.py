@@ -102,6 +102,9 @@ def _results(row: Mapping[str, Any], task: str, data: DataOptions) -> Iterator[E
 
 def _describe(task: str, config: Mapping[str, Any]) -> str:
     """One sentence on the model's make."""
+    if "vision_config" in config:
+        towers = (_describe(part, config[f"{part}_config"]) for part in ("vision", "text"))
+        return f"Two towers for {task}. {' '.join(towers)}"
     kinds = {config["projection"], config["feed_forward"]}
     made = "TokenFormer" if kinds == {"pattention"} else "Transformer with parameter tokens in some of its layers"
     made = made if "pattention" in kinds else "Transformer"

@@ -4,7 +4,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from gnomon.report.samples import Sample, classified_samples, transcribed_samples, write_samples
+from gnomon.evaluation.retrieval import embed_pairs
+from gnomon.report.samples import Sample, classified_samples, retrieved_samples, transcribed_samples, write_samples
 from gnomon.training.tasks import find_task
 
 Samples = tuple[list[Sample], str]
@@ -19,9 +20,15 @@ def _transcripts(task: str, model: Any, rows: Any, processor: Any, score: Any) -
     return transcribed_samples(rows, score.transcripts)
 
 
+def _texts(task: str, model: Any, rows: Any, processor: Any, score: Any) -> Samples:
+    images, words, _, _ = embed_pairs(model, rows, collate=find_task(task).collate(processor, model))
+    return retrieved_samples(rows, images @ words.T, list(dict.fromkeys(rows.texts)))
+
+
 SHEETS: dict[str, Callable[..., Samples]] = {
     "audio-classification": _classes,
     "image-classification": _classes,
+    "image-text-contrastive": _texts,
     "speech-recognition": _transcripts,
     "speech-to-text": _transcripts,
 }

@@ -16,6 +16,9 @@ from gnomon.training.records import read_json
 from gnomon.training.tasks import TASKS, TaskEntry, task_of_fields, task_of_head
 from gnomon.training.text import apply_overrides, dump_yaml, parse_yaml
 
+TOWER_FIELDS = ("text_config", "vision_config", "projection_dim", "logit_scale_init_value")
+"""What a `model` block of two towers may hold, each tower's fields inside."""
+
 _RIVALS = {"max_steps": "epochs", "epochs": "max_steps", "name": "source", "source": "name"}
 """A key that takes another's place, so that the other is not inherited beside it."""
 
@@ -153,7 +156,8 @@ def json_schema() -> dict[str, Any]:
     schema = Recipe.model_json_schema()
     schema["properties"]["model"] |= {
         "properties": {"preset": {"enum": list(PRESETS)}, "checkpoint": {"type": "string"}}
-        | {name: {"default": default} for name, default in DEFAULTS.items()},
+        | {name: {"default": default} for name, default in DEFAULTS.items()}
+        | {name: {} for name in TOWER_FIELDS},
         "additionalProperties": False,
     }
     return schema
@@ -200,7 +204,8 @@ def check_model(model: Mapping[str, Any]) -> None:
                 "a run or save_pretrained has written."
             )
         return
-    known = ["preset", "checkpoint", *DEFAULTS]
+    is_pair = "vision_config" in model or "text_config" in model
+    known = list(TOWER_FIELDS) if is_pair else ["preset", "checkpoint", *DEFAULTS]
     for name in model:
         if name not in known:
             raise ValueError(
@@ -210,10 +215,14 @@ def check_model(model: Mapping[str, Any]) -> None:
                 )
             )
     from gnomon.models.config import GnomonConfig
+    from gnomon.models.multimodal import GnomonImageTextConfig
 
     fields = model_fields(model)
     try:
-        GnomonConfig(**fields)
+        if is_pair:
+            GnomonImageTextConfig(**fields)
+        else:
+            GnomonConfig(**fields)
     except (TypeError, ValueError) as error:
         raise ValueError(f"model: {error}; mend the recipe's model block.") from None
 
