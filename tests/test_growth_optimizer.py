@@ -141,7 +141,7 @@ def test_inserted_layers_change_nothing_and_learn(fields: dict) -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     train(model, optimizer)
     before = model(input_ids=ids()).logits
-    report = insert_layers(model, 4, positions=[0, 1], optimizer=optimizer, seed=0)
+    report = insert_layers(model, num_hidden_layers=4, positions=[0, 1], optimizer=optimizer, seed=0)
     assert report.exact
     torch.testing.assert_close(model(input_ids=ids()).logits, before, rtol=0, atol=1e-6)
     assert [layer.attention.layer_index for layer in model.model.layers] == [0, 1, 2, 3]
