@@ -71,7 +71,7 @@ class BareLoop:
     def _batches(self) -> Iterator[dict[str, torch.Tensor]]:
         data = self.prepared.stages[0].train
         sampler = EpochSampler(len(data), self.prepared.recipe.seed, 0)
-        loader = DataLoader(data, self.options.batch_size, sampler=sampler, collate_fn=self.prepared.collator())
+        loader = DataLoader(data, self.options.batch_size, sampler=sampler, collate_fn=self.prepared.collator(0))
         while True:
             yield from loader
             sampler.set_epoch(sampler.epoch + 1)
@@ -173,7 +173,7 @@ def run_both(prepared: Preparation, *, rounds: int) -> TakeTurns:
             options=training,
             plan=StagePlan(0, max_steps, prepared.recipe.seed, folder / "stage-0", folder / "best"),
             train_dataset=prepared.stages[0].train,
-            collate=prepared.collator(),
+            collate=prepared.collator(0),
             tokenizer=prepared.processor,
             evaluate=_refuse_to_evaluate,
             interrupted=lambda: False,

@@ -134,7 +134,7 @@ def test_absent_keys_take_the_values_of_gpt_neox() -> None:
     assert (config.norm_eps, config.score, config.vocab_size) == (1e-5, "l2_norm_gelu", 9)
 
 
-@pytest.mark.parametrize("name", [name for name in PRESETS if name.startswith("tokenformer")])
+@pytest.mark.parametrize("name", [name for name in PRESETS if name.startswith("tokenformer") and "vit" not in name])
 def test_configurations_survive_the_way_there_and_back(name: str) -> None:
     """Our fields to the official keys and back give the same configuration, for every TokenFormer preset."""
     ours = preset(name)

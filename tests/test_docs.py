@@ -59,12 +59,20 @@ def test_the_quickstart_on_the_command_line_runs(tmp_path: Path) -> None:
 
 def test_the_quickstart_in_python_runs(tmp_path: Path) -> None:
     """The Python example trains, and transformers' pipeline continues the prompt with the model it saved."""
-    (example,) = blocks("python")
+    example, _ = blocks("python")
     code = shorten(example, SHORTER_PYTHON)
     result = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
     assert float(result.stdout.splitlines()[0]) > 0
     assert "ROMEO:" in result.stdout
+
+
+def test_the_example_of_an_encoder_decoder_runs(tmp_path: Path) -> None:
+    """Both growths of the second Python example are exact, and the pair writes."""
+    _, example = blocks("python")
+    result = subprocess.run([sys.executable, "-c", example], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.splitlines()[0] == "True True"
 
 
 def test_the_recipe_of_the_readme_is_one() -> None:

@@ -89,7 +89,8 @@ def test_a_missing_tensor_is_reported_and_no_other_is_drawn_anew(case: Case, tmp
     for name, tensor in model.state_dict().items():
         assert torch.equal(loaded.state_dict()[name], tensor) == (name != taken), name
     ratio = loaded.state_dict()[taken].std() / model.state_dict()[taken].std()
-    assert 0.15 < ratio < 0.4, "the fresh tensor has the usual size, a quarter of the others'"
+    factor = 1.0 if model.config.initialization in ("magneto", "deepnet") else 4.0  # as `samples.build` has it
+    assert 0.6 < ratio * factor < 1.6, "the fresh tensor has the usual size"
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if case.has_score_scale], ids=str)
@@ -180,9 +181,12 @@ def test_a_checkpoint_of_another_width_is_refused_with_both_widths(tmp_path: Pat
     wider = GnomonConfig(**{**TINY, "hidden_size": 48, "head_dim": 8})
     logger = logging.getLogger("transformers")
     logger.addHandler(caplog.handler)
+    level = logger.level
+    logger.setLevel(logging.WARNING)  # a command run in this process has silenced it
     with pytest.raises(RuntimeError, match="mismatched"):
         GnomonForCausalLM.from_pretrained(tmp_path, config=wider)
     logger.removeHandler(caplog.handler)
+    logger.setLevel(level)
     assert "torch.Size([16, 32])" in caplog.text
     assert "torch.Size([16, 48])" in caplog.text
 

@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 from gnomon.growth.depth import DEPTHS, insert_layers
 from gnomon.growth.optimizer import check_optimizer
 from gnomon.growth.report import GrowthReport, measured
-from gnomon.growth.sites import PARTS, TOKEN_SIZES, check_single_stack, describe, put, sites
+from gnomon.growth.sites import PARTS, TOKEN_SIZES, check_single_stack, describe, put, refuse_wrapper, sites
 from gnomon.growth.tokens import check_growth, new_tokens
 from gnomon.growth.width import grow_width
 from gnomon.growth.widths import WIDTHS
@@ -55,6 +55,7 @@ def grow(
     Raises:
         ValueError: with the rule, the value and the remedy; the model is then unchanged.
     """
+    refuse_wrapper(model, "grow")
     common = {"optimizer": optimizer, "seed": seed, "probe": probe}
     check_single_stack(model, "grow")
     kinds = {

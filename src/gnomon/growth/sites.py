@@ -82,6 +82,20 @@ def check_single_stack(model: PreTrainedModel, verb: str) -> None:
         )
 
 
+def refuse_wrapper(model: nn.Module, verb: str) -> None:
+    """Refuse a model inside a wrapper that would go on with the old sizes.
+
+    Args:
+        model: to be changed.
+        verb: `grow` or `shrink`, for the message.
+
+    Raises:
+        ValueError: for DistributedDataParallel and DataParallel.
+    """
+    if isinstance(model, nn.parallel.DistributedDataParallel | nn.DataParallel):
+        raise ValueError(f"{verb} needs the model itself, not its {type(model).__name__} wrapper; pass model.module")
+
+
 def sites(model: PreTrainedModel, sizes: Mapping[str, Any], layers: Iterable[int] | None, verb: str) -> list[Site]:
     """The sites that the sizes name, with the count that each is to have.
 
@@ -97,8 +111,7 @@ def sites(model: PreTrainedModel, sizes: Mapping[str, Any], layers: Iterable[int
     Raises:
         ValueError: for a size that does not exist, a wrapped model, layers that do not exist, or linear layers.
     """
-    if isinstance(model, nn.parallel.DistributedDataParallel | nn.DataParallel):
-        raise ValueError(f"{verb} needs the model itself, not its {type(model).__name__} wrapper; pass model.module")
+    refuse_wrapper(model, verb)
     if unknown := sorted(set(sizes) - set(TOKEN_SIZES)):
         raise ValueError(f"{verb} takes {', '.join(TOKEN_SIZES)}; got {unknown[0]}")
     if not sizes:

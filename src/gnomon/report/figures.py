@@ -9,7 +9,6 @@ from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from matplotlib.patheffects import withStroke
 from matplotlib.ticker import FuncFormatter
 
 from gnomon.report.tables import Rows, short_keys, summarize
@@ -229,7 +228,8 @@ def label_ends(axes: Axes, labels: Iterable[tuple[str, float, float, str]]) -> N
             color=color,
             fontsize=9,
             annotation_clip=False,
-            path_effects=[withStroke(linewidth=3, foreground="white")],  # where another line passes below
+            # where another line passes below; a stroke of the letters would turn an SVG's words into outlines
+            bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 0.5},
         )
 
 
