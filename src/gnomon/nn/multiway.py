@@ -80,7 +80,7 @@ def route(x: Tensor, modality_ids: Tensor, layers: Sequence[Callable[[Tensor], T
     if len(order) != len(ids):
         raise ValueError(f"modality_ids must lie in 0 to {len(layers) - 1}; got {int(ids.min())} to {int(ids.max())}")
     outputs = torch.cat([layer(flat[place]) for layer, place in zip(layers, places, strict=True)])
-    return outputs[order.argsort()].unflatten(0, x.shape[:-1])
+    return outputs[order.argsort()].reshape(*x.shape[:-1], outputs.shape[-1])
 
 
 class SeparateLayers(Multiway):
