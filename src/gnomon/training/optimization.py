@@ -170,7 +170,7 @@ def batches_of_equal_length(
 
     >>> lengths = np.array([5, 1, 5, 1, 3])
     >>> batches_of_equal_length(np.arange(5), lengths, 2, 9, np.random.default_rng(0)).tolist()
-    [0, 2, 1, 3, 4]
+    [0, 2, 4, 1, 3]
     """
     parts = []
     for start in range(0, len(order), batch_size * chunk):
