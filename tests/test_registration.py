@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from transformers import PreTrainedTokenizerFast
 
 from samples import language_model
 
+MODULES = sorted(path.stem for path in Path(find_spec("gnomon.models").origin).parent.glob("[a-z]*.py"))
 LETTERS = "abcdefghijklmnopqrstuvwxyz .,"
 IMPORTS = {
     "gnomon first": """
@@ -103,3 +105,18 @@ def test_the_pipeline_gives_the_text_of_generate(prompt: str, folder: Path) -> N
     expected = tokenizer.decode(model.generate(ids, max_new_tokens=6, do_sample=False)[0])
     generate = pipeline("text-generation", model=model, tokenizer=tokenizer)
     assert generate(prompt, max_new_tokens=6, do_sample=False)[0]["generated_text"] == expected
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_any_module_of_models_may_be_imported_first(module: str) -> None:
+    """Importing one alone meets no half-loaded other, and the Auto classes know every head afterwards."""
+    code = (
+        f"import gnomon.models.{module}\n"
+        "from transformers import AutoModelForCausalLM, AutoModelForImageClassification\n"
+        "import gnomon\n"
+        "for auto, head in ((AutoModelForCausalLM, gnomon.GnomonForCausalLM),"
+        " (AutoModelForImageClassification, gnomon.GnomonForImageClassification)):\n"
+        "    assert auto._model_mapping[gnomon.GnomonConfig] is head\n"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr

@@ -5,7 +5,9 @@ makes transformers' Auto classes and pipelines know gnomon's models, as soon as 
 """
 
 import importlib
+import pkgutil
 import sys
+from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -84,16 +86,7 @@ _NEEDED = (
     "transformers.utils.deprecation",
     "transformers.utils.generic",
     "transformers.utils.output_capturing",
-    "gnomon.models.backbone",
-    "gnomon.models.blocks",
-    "gnomon.models.classification",
-    "gnomon.models.config",
-    "gnomon.models.encoder_decoder",
-    "gnomon.models.multimodal",
-    "gnomon.models.multiway",
-    "gnomon.models.speech",
-    "gnomon.models.text",
-    "gnomon.models.vision",
+    *(f"gnomon.models.{module.name}" for module in pkgutil.iter_modules([str(Path(__file__).parent / "models")])),
 )
 """What has to be complete, where it has begun to load, before all heads can be imported."""
 
