@@ -15,6 +15,8 @@ from gnomon.report.tables import STAGE_COLUMNS, format_cell
 from gnomon.training.folder import RunFolder
 from gnomon.training.records import read_rows
 
+LINE_STYLES = ("-", "--", ":")
+
 COST_COLUMNS = {
     "run": "run",
     "stage": "stage",
@@ -176,7 +178,8 @@ def draw_cost(curves: Sequence[CostCurve], *, floors: Mapping[str, float] | None
         for number, curve in enumerate(curves):
             color, marker = COLORS[number % len(COLORS)], MARKERS[number % len(MARKERS)]
             points = sorted({*zip(curve.flops, curve.losses, strict=True), *curve.stage_ends})
-            axes.plot(*zip(*points, strict=True), color=color, linewidth=1.6)
+            dashes = LINE_STYLES[number // len(COLORS) % len(LINE_STYLES)]  # where the colors begin again
+            axes.plot(*zip(*points, strict=True), color=color, linestyle=dashes, linewidth=1.6)
             axes.plot(
                 *zip(*curve.stage_ends, strict=True),
                 color=color,
