@@ -248,6 +248,30 @@ def test_augmentation_keeps_shape_and_range_and_is_repeatable():
         assert torch.equal(kept, labels)
 
 
+def test_moves_stay_within_their_bounds():
+    """A bright square keeps its mass when it is turned or moved, goes no farther than allowed, and is zoomed as allowed."""
+    torch.manual_seed(0)
+    images = torch.zeros(64, 1, 32, 32)
+    images[:, :, 12:20, 12:20] = 1
+    labels, columns = torch.zeros(64, dtype=torch.long), torch.arange(32.0)
+
+    def center(changed: torch.Tensor) -> torch.Tensor:
+        return (changed.sum(2) * columns).sum((1, 2)) / changed.sum((1, 2, 3))
+
+    moved, _ = ImageAugmentation(shift=0.25)(images, labels, 1)
+    assert torch.allclose(moved.sum((1, 2, 3)), images.sum((1, 2, 3)), rtol=1e-3)
+    distance = (center(moved) - 15.5).abs()
+    assert distance.max() <= 8.01
+    assert distance.max() > 4
+    turned, _ = ImageAugmentation(rotation=180)(images, labels, 1)
+    assert torch.allclose(center(turned), torch.tensor(15.5), atol=0.05)
+    assert (turned - images).abs().amax((1, 2, 3)).min() > 0.01
+    zoomed, _ = ImageAugmentation(zoom=0.5)(images, labels, 1)
+    share = zoomed.sum((1, 2, 3)) / images.sum((1, 2, 3))
+    assert 0.2 < share.min() < 0.6
+    assert 1.6 < share.max() < 2.4
+
+
 def test_mixup_mixes_images_and_labels_by_the_same_share():
     """Of constant images whose level is their class, the mixed level is the mean of the classes by their shares."""
     torch.manual_seed(0)
@@ -273,7 +297,16 @@ def test_collator_augments_what_the_model_reads():
 
 
 @pytest.mark.parametrize(
-    "setting", [{"flip": 1.5}, {"mixup": -0.1}, {"rand_augment_magnitude": 30}, {"crop_padding": -1}]
+    "setting",
+    [
+        {"flip": 1.5},
+        {"mixup": -0.1},
+        {"rand_augment_magnitude": 30},
+        {"crop_padding": -1},
+        {"rotation": 181},
+        {"shift": 1.1},
+        {"zoom": 1.0},
+    ],
 )
 def test_augmentation_out_of_range_is_refused(setting):
     """Each setting has a range, and the message names the setting."""

@@ -20,6 +20,9 @@ class ImageAugmentation:
     Args:
         crop_padding: By how many pixels an image is padded (mirrored) on every side before a crop of its own size.
         flip: The probability that an image is mirrored left to right.
+        rotation: The largest angle that an image is turned by to either side, in degrees.
+        shift: The farthest that it is moved along each axis, as a share of its size, 0 to 1.
+        zoom: How much larger or smaller it is made at most, as a share of its size, 0 to below 1.
         rand_augment_operations: How many operations of RandAugment are applied; none if 0.
         rand_augment_magnitude: Their strength, above 0 and below 30.
         mixup: The largest share of another image of the batch that is mixed in, 0 to 1; the share is uniform.
@@ -30,6 +33,9 @@ class ImageAugmentation:
 
     crop_padding: int = 0
     flip: float = 0.0
+    rotation: float = 0.0
+    shift: float = 0.0
+    zoom: float = 0.0
     rand_augment_operations: int = 0
     rand_augment_magnitude: int = 9
     mixup: float = 0.0
@@ -42,9 +48,13 @@ class ImageAugmentation:
             )
         if not 0 < self.rand_augment_magnitude < 30:
             raise ValueError(f"rand_augment_magnitude must be above 0 and below 30, not {self.rand_augment_magnitude}")
-        for name in ("flip", "mixup"):
+        for name in ("flip", "shift", "mixup"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"{name} must be from 0 to 1, not {getattr(self, name)}")
+        if not 0 <= self.rotation <= 180:
+            raise ValueError(f"rotation must be from 0 to 180 degrees, not {self.rotation}")
+        if not 0 <= self.zoom < 1:
+            raise ValueError(f"zoom must be from 0 to below 1, not {self.zoom}")
 
     def __call__(
         self, images: torch.Tensor, labels: torch.Tensor, num_classes: int
@@ -69,6 +79,10 @@ class ImageAugmentation:
             images = augmentation.RandomCrop(size, padding=self.crop_padding, padding_mode=mode)(images)
         if self.flip:
             images = augmentation.RandomHorizontalFlip(p=self.flip)(images)
+        if self.rotation or self.shift or self.zoom:
+            scale = (1 - self.zoom, 1 + self.zoom)
+            move = augmentation.RandomAffine(self.rotation, translate=(self.shift, self.shift), scale=scale, p=1)
+            images = move(images)  # what comes into view is black
         if self.rand_augment_operations:
             images = self._rand_augment(images)
         if not self.mixup:

@@ -60,6 +60,9 @@ class AugmentationOptions(Options):
 
     crop_padding: Count = Field(0, description="Pixels of mirrored border before a crop of the image's size.")
     flip: Fraction = Field(0.0, description="How often an image is mirrored left to right.")
+    rotation: Annotated[float, Field(ge=0, le=180)] = Field(0.0, description="Degrees that it is turned by at most.")
+    shift: Fraction = Field(0.0, description="The farthest that it is moved, as a share of its size; behind it: black.")
+    zoom: Decay = Field(0.0, description="How much larger or smaller it is made at most, as a share of its size.")
     rand_augment_operations: Count = Field(0, description="Operations of RandAugment; 0: none.")
     rand_augment_magnitude: Annotated[int, Field(gt=0, lt=30)] = Field(9, description="Their strength.")
     mixup: Fraction = Field(0.0, description="The largest share of another image that is mixed in.")
