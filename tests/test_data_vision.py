@@ -249,7 +249,7 @@ def test_augmentation_keeps_shape_and_range_and_is_repeatable():
 
 
 def test_moves_stay_within_their_bounds():
-    """A bright square keeps its mass when it is turned or moved, goes no farther than allowed, and is zoomed as allowed."""
+    """A bright square is moved, turned about the center and zoomed, each as far as allowed and no farther."""
     torch.manual_seed(0)
     images = torch.zeros(64, 1, 32, 32)
     images[:, :, 12:20, 12:20] = 1
