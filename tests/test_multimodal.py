@@ -59,9 +59,9 @@ def test_a_tower_reads_its_padding_no_more_than_the_text_alone(form: str) -> Non
     for row, real in enumerate((12, 7, 3)):
         mask[row, real:] = 0
     with torch.no_grad():
-        masked, blind = model.get_text_features(ids, mask), model.get_text_features(ids)
+        masked, blind = (model.get_text_features(ids, seen).pooler_output for seen in (mask, None))
         for row, real in enumerate((12, 7, 3)):
-            alone = model.get_text_features(ids[row : row + 1, :real])[0]
+            alone = model.get_text_features(ids[row : row + 1, :real]).pooler_output[0]
             assert gap(masked[row], alone) < SAME
             assert row == 0 or gap(blind[row], alone) > DIFFERENT
 
@@ -74,7 +74,7 @@ def test_logits_are_scaled_cosines_of_unit_vectors_and_rows_are_independent(form
     batch = model.random_inputs(rows=5, length=9)
     outputs = model(**batch)
     images, texts = (
-        F.normalize(features, dim=-1)
+        F.normalize(features.pooler_output, dim=-1)
         for features in (model.get_image_features(batch["pixel_values"]), model.get_text_features(batch["input_ids"]))
     )
     torch.testing.assert_close(outputs.logits_per_image, images @ texts.T / 0.07, rtol=1e-4, atol=1e-4)

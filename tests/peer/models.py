@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 
 import gnomon
 from samples import BASE, TOKENS
@@ -33,6 +33,9 @@ ENCODER_DECODER = {
 IMAGES = {"vocab_size": None, "image_size": 12, "patch_size": 4, "num_channels": 3, "num_labels": 5}
 SOUNDS = {"num_mel_bins": 8, "num_conv_pos_embeddings": 4, "vocab_size": 20}
 CLASSES_OF_SOUNDS = {**SOUNDS, "vocab_size": None, "num_labels": 5}
+PAIRS = {**IMAGES, **ENCODER, "vocab_size": 64, "num_modalities": 2, "positions": "rotary"}
+LENGTH = PATCHES = 9
+"""Of every sequence of text or sound, and of every image, which has a class token before them."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +55,19 @@ class Model:
         """Whether it takes targets."""
         return "For" in self.cls.__name__
 
+    @property
+    def is_two_towers(self) -> bool:
+        """Whether its configuration holds two others."""
+        return self.cls.config_class is gnomon.GnomonImageTextConfig
+
+    def make_config(self, form: str) -> PreTrainedConfig:
+        """A new configuration in a form of `FORMS`."""
+        fields = {**FORMS[form], **self.fields}
+        if self.is_two_towers:
+            towers = {"text_config": {**fields, **ENCODER, "pad_token_id": 0}, "vision_config": {**fields, **IMAGES}}
+            return gnomon.GnomonImageTextConfig(**towers, projection_dim=16)
+        return gnomon.GnomonConfig(**fields, **({} if fields["vocab_size"] is None else {"pad_token_id": 0}))
+
 
 MODELS = {
     "language model": Model(gnomon.GnomonForCausalLM),
@@ -68,6 +84,8 @@ MODELS = {
     "decoder": Model(gnomon.GnomonModel),
     "encoder": Model(gnomon.GnomonModel, ENCODER),
     "encoder-decoder": Model(gnomon.GnomonEncoderDecoderModel, ENCODER_DECODER),
+    "filler of hidden tokens and patches": Model(gnomon.GnomonForImageTextMaskedModeling, PAIRS),
+    "two towers": Model(gnomon.GnomonForImageTextContrastive),
 }
 
 
@@ -97,29 +115,32 @@ class Tester:
     """
 
     batch_size = 7
+    num_masks = 4
+    mask_length = PATCHES
 
     def __init__(self, model: Model, form: str) -> None:
         self.model, self.form = model, form
         config = self.get_config()
+        text, image = (config.text_config, config.vision_config) if model.is_two_towers else (config, config)
         self.is_training = model.has_loss
-        self.vocab_size, self.hidden_size = config.vocab_size, config.hidden_size
-        self.image_size, self.patch_size = config.image_size, config.patch_size
-        self.num_hidden_layers = config.encoder_layers or config.num_hidden_layers
-        self.num_attention_heads = config.num_attention_heads
+        self.vocab_size, self.hidden_size = text.vocab_size, text.hidden_size
+        self.image_size, self.patch_size = image.image_size, image.patch_size
+        self.num_hidden_layers = text.encoder_layers or text.num_hidden_layers
+        self.num_attention_heads = text.num_attention_heads
         self.causal_lm_class = model.cls if model.cls is gnomon.GnomonForCausalLM else None
-        # nine tokens of text, nine positions of sound, nine patches and the class token
-        self.seq_length = self.encoder_seq_length = self.decoder_seq_length = 10 if config.image_size else 9
+        patches = PATCHES + 1 if text.image_size else 0
+        self.seq_length = patches + (0 if text.image_size and not text.vocab_size else LENGTH)
+        self.encoder_seq_length = self.decoder_seq_length = self.seq_length
 
-    def get_config(self) -> gnomon.GnomonConfig:
+    def get_config(self) -> PreTrainedConfig:
         """A new configuration."""
-        fields = {**FORMS[self.form], **self.model.fields}
-        return gnomon.GnomonConfig(**fields, **({} if fields["vocab_size"] is None else {"pad_token_id": 0}))
+        return self.model.make_config(self.form)
 
-    def prepare_config_and_inputs_for_common(self) -> tuple[gnomon.GnomonConfig, dict[str, torch.Tensor]]:
+    def prepare_config_and_inputs_for_common(self) -> tuple[PreTrainedConfig, dict[str, torch.Tensor]]:
         """A configuration and a batch without targets; masks hide nothing, and ids leave out the special ones."""
         config = self.get_config()
         # a config of its own, since a model settles the attention implementation in the one that it is made of
-        inputs = self.model.cls(self.get_config()).random_inputs(rows=self.batch_size, length=9)
+        inputs = self.model.cls(self.get_config()).random_inputs(rows=self.batch_size, length=LENGTH)
         for name, tensor in list(inputs.items()):
             if name.endswith("input_ids"):
                 inputs[name] = tensor.clamp(min=3)

@@ -71,7 +71,8 @@ def probe_outputs(model: PreTrainedModel, batch: Mapping[str, Tensor]) -> Tensor
         batch: keyword arguments of its forward pass.
 
     Returns:
-        Logits or painted images, or the last hidden state where there is no head; of other models the first output.
+        What the model names as its `main_output_name`; else logits or painted images, or the last hidden state where
+        there is no head; of other models the first output.
     """
     training = model.training
     model.eval()
@@ -79,7 +80,8 @@ def probe_outputs(model: PreTrainedModel, batch: Mapping[str, Tensor]) -> Tensor
         outputs = model(**batch)
     finally:
         model.train(training)
-    named = (outputs.get(name) for name in ("logits", "reconstruction", "last_hidden_state"))
+    first = getattr(model, "main_output_name", "logits")
+    named = (outputs.get(name) for name in (first, "logits", "reconstruction", "last_hidden_state"))
     others = (value for value in outputs.to_tuple() if isinstance(value, Tensor) and value.is_floating_point())
     return next(tensor for tensor in (*named, *others) if tensor is not None).double()
 

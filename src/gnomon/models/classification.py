@@ -1,6 +1,6 @@
 """Heads that classify a text, or each of its tokens."""
 
-from typing import Any, Unpack
+from typing import Unpack
 
 import torch
 import torch.nn.functional as F
@@ -46,6 +46,37 @@ def check_labels(num_labels: int | None) -> int:
     if not num_labels or num_labels < 1:
         raise ValueError(f"a classifier needs num_labels of at least 1 in its config; got {num_labels}")
     return num_labels
+
+
+def classification_loss(
+    logits: Tensor,
+    labels: Tensor,
+    problem_type: str | None = None,
+    *,
+    smoothing: float = 0.0,
+    num_items: Tensor | int | None = None,
+) -> Tensor:
+    """What a classifier of whole rows is wrong by.
+
+        regression: mean (z - y)^2,   single label: -log softmax(z)[y],   multi label: -log sigmoid(+-z), the mean
+
+    Args:
+        logits: z, (batch, labels).
+        labels: y, numbers (batch,) or (batch, labels); class numbers (batch,) or shares of the classes (batch, labels).
+        problem_type: in transformers' words; regression of a single label if None, else a single label.
+        smoothing: of a single label, the share that is spread over all of them.
+        num_items: divides a single label's summed loss instead of the count of targets here.
+
+    Returns:
+        The loss.
+    """
+    kind = problem_type or ("regression" if logits.shape[-1] == 1 else "single_label_classification")
+    labels = labels.to(logits.device)
+    if kind == "regression":
+        return F.mse_loss(logits.squeeze(-1).float(), labels.squeeze(-1).float())
+    if kind == "multi_label_classification":
+        return F.binary_cross_entropy_with_logits(logits.float(), labels.float())
+    return token_loss(logits, labels, smoothing=smoothing, num_items=num_items)
 
 
 class GnomonForSequenceClassification(GnomonPreTrainedModel):
@@ -104,21 +135,13 @@ class GnomonForSequenceClassification(GnomonPreTrainedModel):
         logits = self.classifier(self.dropout(pool(outputs.last_hidden_state, attention_mask, how)))
         loss = None
         if labels is not None:
-            loss = self._loss(logits, labels, smoothing, num_items)
+            kind = self.config.problem_type
+            if kind is None and self.num_labels > 1 and labels.is_floating_point():
+                kind = "multi_label_classification"
+            loss = classification_loss(logits, labels, kind, smoothing=smoothing, num_items=num_items)
         return SequenceClassifierOutput(
             loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions
         )
-
-    def _loss(self, logits: Tensor, labels: Tensor, smoothing: float, num_items: Any) -> Tensor:
-        kind = self.config.problem_type
-        if kind is None:
-            whole = not labels.is_floating_point()
-            kind = "regression" if self.num_labels == 1 else "single_label" if whole else "multi_label"
-        if kind == "regression":
-            return F.mse_loss(logits.squeeze(-1).float(), labels.squeeze(-1).float())
-        if kind.startswith("multi_label"):
-            return F.binary_cross_entropy_with_logits(logits.float(), labels.float())
-        return token_loss(logits, labels, smoothing=smoothing, num_items=num_items)
 
 
 class GnomonForTokenClassification(GnomonPreTrainedModel):

@@ -4,14 +4,15 @@ import difflib
 import math
 from dataclasses import dataclass
 from dataclasses import fields as dataclass_fields
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 import torch.nn.functional as F
 from huggingface_hub.dataclasses import strict
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModel, AutoModelForZeroShotImageClassification, PreTrainedConfig
-from transformers.utils import ModelOutput
+from transformers.modeling_outputs import BaseModelOutputWithPooling
+from transformers.utils import ModelOutput, TransformersKwargs
 from transformers.utils.generic import can_return_tuple
 
 from gnomon.models.backbone import GnomonModel, GnomonPreTrainedModel
@@ -33,6 +34,7 @@ class GnomonImageTextConfig(PreTrainedConfig):
         vision_config: of the tower of images, which needs an image_size.
         projection_dim: width of the space in which both meet.
         use_cache: no tower has a cache; false.
+        tie_word_embeddings: no tower has a head to tie its table to; false.
         logit_scale_init_value: logarithm of the factor on the cosines, at the start; 2.6592 is 1 / 0.07.
 
     Raises:
@@ -50,6 +52,7 @@ class GnomonImageTextConfig(PreTrainedConfig):
     projection_dim: int = 512
     logit_scale_init_value: float | int = 2.6592
     use_cache: bool = False
+    tie_word_embeddings: bool = False
 
     def __post_init__(self, **kwargs: Any) -> None:
         """Refuse unknown keys, then build the towers' configurations."""
@@ -67,6 +70,10 @@ class GnomonImageTextConfig(PreTrainedConfig):
     def vocab_size(self) -> int:
         """Of the texts."""
         return int(self.text_config.vocab_size)
+
+    @vocab_size.setter
+    def vocab_size(self, value: int) -> None:
+        self.text_config.vocab_size = value
 
     @property
     def max_position_embeddings(self) -> int:
@@ -92,21 +99,6 @@ class GnomonImageTextConfig(PreTrainedConfig):
 
 
 @dataclass
-class TowerOutput(ModelOutput):
-    """What a tower says of its inputs.
-
-    Args:
-        embeds: one vector a row, not normalized, (batch, projection_dim).
-        hidden_states: of every layer, where they are asked for.
-        attentions: of every layer, where they are asked for.
-    """
-
-    embeds: Tensor | None = None
-    hidden_states: tuple[Tensor, ...] | None = None
-    attentions: tuple[Tensor, ...] | None = None
-
-
-@dataclass
 class ImageTextOutput(ModelOutput):
     """Images against texts, in the words of transformers' CLIP.
 
@@ -116,8 +108,8 @@ class ImageTextOutput(ModelOutput):
         logits_per_text: the same turned round, (texts, images).
         text_embeds: of length 1, (texts, projection_dim).
         image_embeds: of length 1, (images, projection_dim).
-        text_model_output: of the tower.
-        vision_model_output: of the tower.
+        text_model_output: of the tower of texts, with the vectors before they are made of length 1.
+        vision_model_output: of the tower of images, likewise.
     """
 
     loss: Tensor | None = None
@@ -125,8 +117,12 @@ class ImageTextOutput(ModelOutput):
     logits_per_text: Tensor | None = None
     text_embeds: Tensor | None = None
     image_embeds: Tensor | None = None
-    text_model_output: TowerOutput | None = None
-    vision_model_output: TowerOutput | None = None
+    text_model_output: BaseModelOutputWithPooling | None = None
+    vision_model_output: BaseModelOutputWithPooling | None = None
+
+    def to_tuple(self) -> tuple[Any, ...]:
+        """What there is, in order; the towers' outputs as tuples too."""
+        return tuple(value.to_tuple() if isinstance(value, ModelOutput) else value for value in self.values())
 
 
 def contrastive_loss(logits: Tensor, same: Tensor | None = None) -> Tensor:
@@ -176,6 +172,8 @@ class GnomonTower(GnomonPreTrainedModel):
         projection_dim: width of the shared space.
     """
 
+    main_output_name = "pooler_output"
+
     def __init__(self, config: GnomonConfig, projection_dim: int) -> None:
         super().__init__(config)
         self.model = GnomonModel(config)
@@ -190,8 +188,8 @@ class GnomonTower(GnomonPreTrainedModel):
         attention_mask: Tensor | None = None,
         pixel_values: torch.FloatTensor | None = None,
         inputs_embeds: torch.FloatTensor | None = None,
-        **kwargs: Any,
-    ) -> TowerOutput:
+        **kwargs: Unpack[TransformersKwargs],
+    ) -> BaseModelOutputWithPooling:
         """Embed every row.
 
         Args:
@@ -202,7 +200,8 @@ class GnomonTower(GnomonPreTrainedModel):
             kwargs: passed to the stack.
 
         Returns:
-            A vector a row, (batch, projection_dim).
+            The stack's last hidden state, and a vector a row, not normalized, (batch, projection_dim), as the
+            `pooler_output`.
         """
         outputs = self.model(
             input_ids,
@@ -213,7 +212,12 @@ class GnomonTower(GnomonPreTrainedModel):
             **kwargs,
         )
         embeds = self.projection(self._pool(outputs.last_hidden_state, attention_mask))
-        return TowerOutput(embeds=embeds, hidden_states=outputs.hidden_states, attentions=outputs.attentions)
+        return BaseModelOutputWithPooling(
+            last_hidden_state=outputs.last_hidden_state,
+            pooler_output=embeds,
+            hidden_states=outputs.hidden_states,
+            attentions=outputs.attentions,
+        )
 
     def _pool(self, hidden: Tensor, attention_mask: Tensor | None) -> Tensor:
         config = self.config
@@ -236,7 +240,6 @@ class GnomonForImageTextContrastive(GnomonPreTrainedModel):
 
     config_class = GnomonImageTextConfig
     config: GnomonImageTextConfig
-    main_input_name = "pixel_values"
     input_modalities = ("image", "text")
 
     def __init__(self, config: GnomonImageTextConfig) -> None:
@@ -250,15 +253,29 @@ class GnomonForImageTextContrastive(GnomonPreTrainedModel):
         """Set the scale of the logits to its start."""
         nn.init.constant_(self.logit_scale, self.config.logit_scale_init_value)
 
-    def get_text_features(
-        self, input_ids: torch.LongTensor, attention_mask: Tensor | None = None, **kwargs: Any
-    ) -> Tensor:
-        """Vectors of texts, (batch, projection_dim), not normalized."""
-        return self.text_model(input_ids, attention_mask=attention_mask, **kwargs).embeds
+    def get_input_embeddings(self) -> nn.Module:
+        """The texts' table of tokens, the only one (transformers resizes it for a larger tokenizer)."""
+        return self.text_model.get_input_embeddings()
 
-    def get_image_features(self, pixel_values: torch.FloatTensor, **kwargs: Any) -> Tensor:
-        """Vectors of images, (batch, projection_dim), not normalized."""
-        return self.vision_model(pixel_values=pixel_values, **kwargs).embeds
+    def set_input_embeddings(self, value: nn.Module) -> None:
+        """Put another table in its place."""
+        self.text_model.set_input_embeddings(value)
+
+    @can_return_tuple
+    def get_text_features(
+        self, input_ids: torch.LongTensor, attention_mask: Tensor | None = None, **kwargs: Unpack[TransformersKwargs]
+    ) -> BaseModelOutputWithPooling:
+        """Embed texts; their vectors, (batch, projection_dim), not normalized, are the `pooler_output`."""
+        output: BaseModelOutputWithPooling = self.text_model(input_ids, attention_mask=attention_mask, **kwargs)
+        return output
+
+    @can_return_tuple
+    def get_image_features(
+        self, pixel_values: torch.FloatTensor, **kwargs: Unpack[TransformersKwargs]
+    ) -> BaseModelOutputWithPooling:
+        """Embed images; their vectors, (batch, projection_dim), not normalized, are the `pooler_output`."""
+        output: BaseModelOutputWithPooling = self.vision_model(pixel_values=pixel_values, **kwargs)
+        return output
 
     @can_return_tuple
     def forward(
@@ -267,7 +284,7 @@ class GnomonForImageTextContrastive(GnomonPreTrainedModel):
         pixel_values: torch.FloatTensor | None = None,
         attention_mask: Tensor | None = None,
         return_loss: bool | None = None,
-        **kwargs: Any,
+        **kwargs: Unpack[TransformersKwargs],
     ) -> ImageTextOutput:
         """Compare images with texts.
 
@@ -296,7 +313,7 @@ class GnomonForImageTextContrastive(GnomonPreTrainedModel):
             )
         text = self.text_model(input_ids, attention_mask=attention_mask, **kwargs)
         vision = self.vision_model(pixel_values=pixel_values, **kwargs)
-        text_embeds, image_embeds = F.normalize(text.embeds, dim=-1), F.normalize(vision.embeds, dim=-1)
+        text_embeds, image_embeds = (F.normalize(tower.pooler_output, dim=-1) for tower in (text, vision))
         if self.training:
             with torch.no_grad():  # CLIP's way: a bound inside the product would stop the gradient for ever
                 self.logit_scale.clamp_(max=LARGEST_LOGIT_SCALE)

@@ -1,11 +1,11 @@
 """One stack for images and texts, each with parameters of its own, pretrained by filling in what is hidden."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Unpack
 
 import torch
 from torch import Tensor
-from transformers.utils import ModelOutput
+from transformers.utils import ModelOutput, TransformersKwargs
 from transformers.utils.generic import can_return_tuple
 
 from gnomon.models.backbone import GnomonModel, GnomonPreTrainedModel, initialization_rule
@@ -74,7 +74,7 @@ class GnomonForImageTextMaskedModeling(GnomonPreTrainedModel):
         ValueError: for a config without one of them, of other modalities, or with positions that need one table.
     """
 
-    main_input_name = "pixel_values"
+    input_modalities = ("image", "text")
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
 
     def __init__(self, config: GnomonConfig) -> None:
@@ -96,7 +96,7 @@ class GnomonForImageTextMaskedModeling(GnomonPreTrainedModel):
         pixel_values: torch.FloatTensor | None = None,
         bool_masked_pos: Tensor | None = None,
         labels: torch.LongTensor | None = None,
-        **kwargs: Any,
+        **kwargs: Unpack[TransformersKwargs],
     ) -> ImageTextMaskedOutput:
         """Fill in what is hidden.
 

@@ -20,7 +20,7 @@ from transformers.utils.deprecation import deprecate_kwarg
 from transformers.utils.generic import can_return_tuple
 
 from gnomon.models.backbone import GnomonModel, GnomonPreTrainedModel, initialization_rule
-from gnomon.models.classification import check_labels, pool
+from gnomon.models.classification import check_labels, classification_loss, pool
 from gnomon.models.config import GnomonConfig
 from gnomon.models.ctc import ctc_loss
 from gnomon.models.encoder_decoder import GnomonEncoderDecoderModel, TwoTables, shift_right
@@ -55,6 +55,25 @@ def check_sound(config: GnomonConfig, *, is_pair: bool, needs_vocabulary: bool) 
     return config
 
 
+class Listener(GnomonPreTrainedModel):
+    """What heads of one stack for sound share: the layer that transformers takes for their embeddings.
+
+    It is hooked where everything before an adapter is frozen and activations are recomputed.
+    """
+
+    main_input_name = "input_features"
+    input_modalities = ("audio",)
+
+    def get_input_embeddings(self) -> nn.Module:
+        """The projection of the filterbanks."""
+        layer: nn.Module = self.model.embed_features.projection
+        return layer
+
+    def set_input_embeddings(self, value: nn.Module) -> None:
+        """Put another layer in its place."""
+        self.model.embed_features.projection = value
+
+
 SILENT = -1e4
 """The logit of every token but the blank where there is no sound; softmax makes exactly 0 of it, in float16 too."""
 
@@ -70,7 +89,7 @@ class GnomonCTCOutput(CausalLMOutput):
     skipped: torch.LongTensor | None = None
 
 
-class GnomonForCTC(GnomonPreTrainedModel):
+class GnomonForCTC(Listener):
     """The transcript of sound, one token or a blank for every position.
 
         logits = W dropout(h),   loss = -log of the sum over alignments of prod_t softmax(logits_t)
@@ -84,8 +103,6 @@ class GnomonForCTC(GnomonPreTrainedModel):
     Raises:
         ValueError: for a config without these, or of an encoder-decoder.
     """
-
-    main_input_name = "input_features"
 
     def __init__(self, config: GnomonConfig) -> None:
         super().__init__(check_sound(config, is_pair=False, needs_vocabulary=True))
@@ -143,7 +160,7 @@ class GnomonForCTC(GnomonPreTrainedModel):
         )
 
 
-class GnomonForAudioClassification(GnomonPreTrainedModel):
+class GnomonForAudioClassification(Listener):
     """The class of sound.
 
         logits = W dropout(pool(h))
@@ -154,8 +171,6 @@ class GnomonForAudioClassification(GnomonPreTrainedModel):
     Raises:
         ValueError: for a config without these, or of an encoder-decoder.
     """
-
-    main_input_name = "input_features"
 
     def __init__(self, config: GnomonConfig) -> None:
         super().__init__(check_sound(config, is_pair=False, needs_vocabulary=False))
@@ -179,7 +194,7 @@ class GnomonForAudioClassification(GnomonPreTrainedModel):
         Args:
             input_features: filterbanks (batch, frames, mel bins).
             attention_mask: 1 for a frame, 0 for padding, (batch, frames).
-            labels: class numbers (batch,), -100 for none.
+            labels: class numbers (batch,), -100 for none; or numbers as `problem_type` says.
             kwargs: passed on; `label_smoothing` spreads a share of each target over all labels, `num_items_in_batch`
                 divides the summed loss instead of the count of targets here.
 
@@ -194,7 +209,9 @@ class GnomonForAudioClassification(GnomonPreTrainedModel):
         outputs = self.model(inputs_embeds=embeds, attention_mask=mask, **{"use_cache": False, **kwargs})
         pooled = pool(outputs.last_hidden_state, mask, self.config.classifier_pooling or "mean")
         logits = self.classifier(self.dropout(pooled))
-        loss = None if labels is None else token_loss(logits, labels, smoothing=smoothing, num_items=num_items)
+        loss, options = None, {"smoothing": smoothing, "num_items": num_items}
+        if labels is not None:
+            loss = classification_loss(logits, labels, self.config.problem_type, **options)
         return SequenceClassifierOutput(
             loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions
         )
@@ -215,6 +232,7 @@ class GnomonForSpeechSeq2Seq(TwoTables, GenerationMixin):
     """
 
     main_input_name = "input_features"
+    input_modalities = ("audio",)
     _tied_weights_keys = {"lm_head.weight": "model.decoder.embed_tokens.weight"}
 
     def __init__(self, config: GnomonConfig) -> None:

@@ -1,18 +1,18 @@
 """The heads for images: their class, and their hidden patches."""
 
-from typing import Any
+from typing import Unpack
 
 import torch
 from torch import Tensor, nn
 from transformers import AutoModelForImageClassification, AutoModelForMaskedImageModeling
 from transformers.modeling_outputs import ImageClassifierOutput, MaskedImageModelingOutput
+from transformers.utils import TransformersKwargs
 from transformers.utils.generic import can_return_tuple
 
 from gnomon.models.backbone import GnomonModel, GnomonPreTrainedModel, initialization_rule
-from gnomon.models.classification import check_labels
+from gnomon.models.classification import check_labels, classification_loss
 from gnomon.models.config import GnomonConfig
 from gnomon.models.inputs import image_to_patches, pad_to_patches, patches_to_image, random_mask
-from gnomon.models.losses import token_loss
 from gnomon.nn.projections import Embedding, Linear
 
 DEFAULT_MASK_RATIO = 0.6
@@ -45,6 +45,8 @@ class GnomonForImageClassification(GnomonPreTrainedModel):
     """
 
     main_input_name = "pixel_values"
+    input_modalities = ("image",)
+    _input_embed_layer = "embed_patches"
 
     def __init__(self, config: GnomonConfig) -> None:
         super().__init__(check_images(config))
@@ -61,13 +63,14 @@ class GnomonForImageClassification(GnomonPreTrainedModel):
         pixel_values: torch.FloatTensor | None = None,
         labels: Tensor | None = None,
         interpolate_pos_encoding: bool = True,
-        **kwargs: Any,
+        **kwargs: Unpack[TransformersKwargs],
     ) -> ImageClassifierOutput:
         """Classify every image.
 
         Args:
             pixel_values: (batch, channels, height, width).
-            labels: class numbers (batch,), -100 for none; or shares of the classes (batch, labels), as of mixup.
+            labels: class numbers (batch,), -100 for none; or shares of the classes (batch, labels), as of mixup; or
+                numbers (batch,) or (batch, labels) as `problem_type` says.
             interpolate_pos_encoding: take images of other sizes than the model's; else they are refused.
             kwargs: passed on; `label_smoothing` spreads a share of each target over all labels, `num_items_in_batch`
                 divides the summed loss instead of the count of targets here.
@@ -84,7 +87,9 @@ class GnomonForImageClassification(GnomonPreTrainedModel):
         embeds = self.model.embed_patches(pixel_values, interpolate_pos_encoding=interpolate_pos_encoding)
         outputs = self.model(inputs_embeds=embeds, **kwargs)
         logits = self.classifier(self.dropout(self._pool(outputs.last_hidden_state)))
-        loss = None if labels is None else token_loss(logits, labels, smoothing=smoothing, num_items=num_items)
+        loss, options = None, {"smoothing": smoothing, "num_items": num_items}
+        if labels is not None:
+            loss = classification_loss(logits, labels, self.config.problem_type, **options)
         return ImageClassifierOutput(
             loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions
         )
@@ -112,6 +117,8 @@ class GnomonForMaskedImageModeling(GnomonPreTrainedModel):
     """
 
     main_input_name = "pixel_values"
+    input_modalities = ("image",)
+    _input_embed_layer = "embed_patches"
 
     def __init__(self, config: GnomonConfig) -> None:
         super().__init__(check_images(config))
@@ -130,7 +137,7 @@ class GnomonForMaskedImageModeling(GnomonPreTrainedModel):
         bool_masked_pos: Tensor | None = None,
         interpolate_pos_encoding: bool = True,
         mask_ratio: float = DEFAULT_MASK_RATIO,
-        **kwargs: Any,
+        **kwargs: Unpack[TransformersKwargs],
     ) -> MaskedImageModelingOutput:
         """Fill in the hidden patches.
 
