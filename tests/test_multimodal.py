@@ -172,11 +172,27 @@ def test_the_formula_counts_both_towers(form: str) -> None:
     assert count_parameters(model.config.to_dict()).total == model.num_parameters()
 
 
+def test_a_tower_grows_by_its_name_and_the_report_is_of_the_whole_model() -> None:
+    """Measured on the tower's own part of a probe; its parts and the whole model's parameters are reported."""
+    model = model_of()
+    probe, before = model.random_inputs(rows=3, length=9), model.num_parameters()
+    report = gnomon.grow(model, tower="vision", num_hidden_layers=4, probe=probe, seed=0)
+    assert report.exact
+    assert (report.parameters_before, report.parameters_after) == (before, model.num_parameters())
+    assert [part["name"].split(":")[0] for part in report.parts] == ["vision"] * 2
+    assert model.config.vision_config.num_hidden_layers == 4
+    assert model.config.text_config.num_hidden_layers == 2
+
+
 def test_both_towers_at_once_are_refused_with_what_to_do() -> None:
     """One call has one set of sizes; the message names the towers, and nothing has changed."""
     model = model_of()
-    with pytest.raises(ValueError, match=r"gnomon.grow\(model.text_model, ...\) or gnomon.grow\(model.vision_model"):
+    with pytest.raises(ValueError, match="name one at a time, tower: text or tower: vision"):
         gnomon.grow(model, num_attention_tokens=24)
+    with pytest.raises(ValueError, match="tower must be text or vision; got tower 'audio'"):
+        gnomon.grow(model, tower="audio", num_attention_tokens=24)
+    with pytest.raises(ValueError, match="is no model of two towers; got tower 'text': leave it unset"):
+        gnomon.grow(model.text_model, tower="text", num_attention_tokens=24)
     assert model.config.text_config.num_attention_tokens == 16
 
 

@@ -188,7 +188,7 @@ def test_backward_reaches_every_parameter_and_checkpointing_changes_no_gradient(
 @pytest.mark.parametrize("form", ["separate, tokens", "shared and own tokens"])
 @torch.no_grad()
 def test_tokens_of_a_multiway_model_grow_exactly(form: str, tmp_path) -> None:
-    """The copies' or the shared tokens; the config follows, a saved model loads, and depth and width are refused."""
+    """The copies' or the shared tokens; the config follows, and a saved model loads."""
     model, inputs, ids = build(GnomonForMaskedLM, FORMS[form]), random_ids(3, 9), ids_of(3, 9)
     before = model(inputs, modality_ids=ids).logits
     probe = {"input_ids": inputs, "modality_ids": ids}
@@ -199,9 +199,54 @@ def test_tokens_of_a_multiway_model_grow_exactly(form: str, tmp_path) -> None:
     loaded = GnomonForMaskedLM.from_pretrained(tmp_path)
     assert loaded.config.num_feed_forward_tokens == 64
     assert torch.equal(loaded(inputs, modality_ids=ids).logits, model(inputs, modality_ids=ids).logits)
-    for sizes in ({"num_hidden_layers": 3}, {"hidden_size": 64}):
-        with pytest.raises(ValueError, match="grows in parameter tokens alone"):
-            gnomon.grow(model, probe=probe, **sizes)
+
+
+DEPTH_AND_WIDTHS = {
+    "layers": {"num_hidden_layers": 4},
+    "heads": {"num_attention_heads": 8},
+    "head size": {"head_dim": 12},
+    "hidden size": {"hidden_size": 64},
+    "inner width": {"intermediate_size": 160},
+}
+GROWN = {**PAIRS, "separate, peri": FORMS["separate, peri"], "own tokens, mlp": FORMS["own tokens, mlp"]}
+
+
+@pytest.mark.parametrize("form", GROWN)
+@pytest.mark.parametrize("size", DEPTH_AND_WIDTHS)
+def test_depth_and_widths_of_a_multiway_model_grow_exactly(form: str, size: str, tmp_path) -> None:
+    """In float64 both what is written and what is painted stay; the grown model learns on and comes back from disk.
+
+    Under the inner norm of `sub` a wider head is not exact, and is said not to be.
+    """
+    sizes, fields = DEPTH_AND_WIDTHS[size], {**GROWN[form], **IMAGE}
+    torch.manual_seed(0)
+    model = GnomonForImageTextMaskedModeling(gnomon.GnomonConfig(**fields)).double().eval()
+    for name, parameter in model.named_parameters():
+        if not name.endswith("score_scale"):
+            parameter.data += 0.1 * torch.randn_like(parameter)
+    batch, optimizer = pair_batch(model), torch.optim.AdamW(model.parameters(), lr=1e-3)
+    model(**batch).loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    with torch.no_grad():
+        before = model(**batch)
+    if size == "inner width" and fields.get("feed_forward", fields.get("projection")) not in ("mlp", "linear"):
+        with pytest.raises(ValueError, match="num_feed_forward_tokens"):
+            gnomon.grow(model, optimizer=optimizer, **sizes)
+        return
+    report = gnomon.grow(model, optimizer=optimizer, seed=0, **sizes)
+    with torch.no_grad():
+        after = model(**batch)
+    is_exact = not (size == "head size" and fields.get("norm_placement") == "sub")
+    assert report.exact == is_exact
+    for name in ("logits", "reconstruction"):
+        assert (float((after[name] - before[name]).norm() / before[name].norm()) < 1e-12) == is_exact, name
+    model.save_pretrained(tmp_path)
+    loaded = GnomonForImageTextMaskedModeling.from_pretrained(tmp_path, dtype=torch.float64)
+    assert gap(loaded(**batch).logits, after.logits) < SAME  # tau is float32 on disk
+    model(**batch).loss.backward()
+    optimizer.step()
+    assert not torch.equal(model(**batch).logits, after.logits)
 
 
 @every_pair

@@ -26,6 +26,9 @@ def grow(
     heads: Annotated[int | None, typer.Option(min=1, help="Attention heads.")] = None,
     head_dim: Annotated[int | None, typer.Option(min=1, help="Width of a head.")] = None,
     hidden_size: Annotated[int | None, typer.Option(min=1, help="Width of the residual stream.")] = None,
+    encoder_layers: Annotated[int | None, typer.Option(min=1, help="Layers of an encoder-decoder's encoder.")] = None,
+    decoder_layers: Annotated[int | None, typer.Option(min=1, help="Layers of its decoder.")] = None,
+    tower: Annotated[str | None, typer.Option(help="Of a model of two towers: text or vision.")] = None,
     init: Annotated[
         str,
         typer.Option(help="exact, replicate, random, reference; of widths exact, net2net, hypercloning."),
@@ -49,6 +52,8 @@ def grow(
         num_output_tokens=output_tokens,
         num_feed_forward_tokens=feed_forward_tokens,
         num_hidden_layers=layers,
+        encoder_layers=encoder_layers,
+        decoder_layers=decoder_layers,
         intermediate_size=intermediate_size,
         num_attention_heads=heads,
         head_dim=head_dim,
@@ -58,7 +63,8 @@ def grow(
     from gnomon.growth.api import grow as grow_model
 
     def change(model: Any, optimizer: Any) -> Any:
-        return grow_model(model, init=init, score_scale=score_scale, seed=seed, optimizer=optimizer, **sizes)
+        options = {"init": init, "score_scale": score_scale, "seed": seed, "tower": tower}
+        return grow_model(model, optimizer=optimizer, **options, **sizes)
 
     run(checkpoint, output, change, as_json)
 

@@ -1,6 +1,7 @@
 """`grow`: one call that makes a model larger, in place: more parameter tokens, more layers, or wider."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -10,8 +11,8 @@ from transformers import PreTrainedModel
 
 from gnomon.growth.depth import DEPTHS, insert_layers
 from gnomon.growth.optimizer import check_optimizer
-from gnomon.growth.report import GrowthReport, measured
-from gnomon.growth.sites import PARTS, TOKEN_SIZES, check_single_stack, describe, put, refuse_wrapper, sites
+from gnomon.growth.report import GrowthReport, count, measured
+from gnomon.growth.sites import PARTS, TOKEN_SIZES, check_single_stack, describe, put, refuse_wrapper, sites, towers
 from gnomon.growth.tokens import check_growth, new_tokens
 from gnomon.growth.width import grow_width
 from gnomon.growth.widths import WIDTHS
@@ -27,6 +28,7 @@ def grow(
     seed: int | None = None,
     offset_std: float = 1.0,
     probe: Mapping[str, Tensor] | None = None,
+    tower: str | None = None,
     **sizes: Any,
 ) -> GrowthReport:
     """Make a model larger, in place, and measure what that changed.
@@ -45,6 +47,7 @@ def grow(
         offset_std: size of the offsets that tell copies apart, as a multiple of the standard deviation of the values
             (`replicate`) or weights (`net2net`, `hypercloning`).
         probe: keyword arguments of a forward pass to measure on; random ids if None.
+        tower: of a model of two towers, `text` or `vision`: the one that grows. Its own outputs are measured.
         sizes: config fields with their values after growth: `num_attention_tokens`, `num_output_tokens`,
             `num_feed_forward_tokens`; or `num_hidden_layers` (of a pair `encoder_layers`, `decoder_layers`); or
             `intermediate_size`, `num_attention_heads`, `num_key_value_heads`, `head_dim`, `hidden_size`.
@@ -57,6 +60,9 @@ def grow(
     """
     refuse_wrapper(model, "grow")
     common = {"optimizer": optimizer, "seed": seed, "probe": probe}
+    if tower is not None:
+        options = {"init": init, "score_scale": score_scale, "layers": layers, "offset_std": offset_std}
+        return _grow_tower(model, tower, **options, **common, **sizes)
     check_single_stack(model, "grow")
     kinds = {
         "tokens": set(sizes) & set(TOKEN_SIZES),
@@ -68,10 +74,6 @@ def grow(
         raise ValueError(f"{unknown[0]} is no size that grows; there are {', '.join(known)}")
     if sum(map(bool, kinds.values())) > 1:
         raise ValueError(f"tokens, layers and widths grow in calls of their own; got {', '.join(sizes)} in one")
-    if model.config.num_modalities is not None and (kinds["layers"] or kinds["widths"]):
-        raise ValueError(
-            f"a multiway model grows in parameter tokens alone; got {', '.join(sizes)}: grow {', '.join(TOKEN_SIZES)}"
-        )
     if not (kinds["layers"] or kinds["widths"]):
         return grow_tokens(
             model, init=init, score_scale=score_scale, layers=layers, offset_std=offset_std, **common, **sizes
@@ -85,6 +87,19 @@ def grow(
     if layers is not None:
         raise ValueError(f"{', '.join(sizes)} grows in all layers alike; leave layers unset, got {list(layers)}")
     return grow_width(model, method=init, offset_std=offset_std, **common, **sizes)
+
+
+def _grow_tower(model: PreTrainedModel, tower: str, *, probe: Mapping[str, Tensor] | None, **options: Any) -> Any:
+    """Grow one tower of a model, by the inputs of the probe that are its own."""
+    known = towers(model)
+    if tower not in known:
+        rule = f"tower must be {' or '.join(known)}" if known else f"a {type(model).__name__} is no model of two towers"
+        raise ValueError(f"{rule}; got tower {tower!r}" + ("" if known else ": leave it unset"))
+    part, before = known[tower], count(model)
+    own = None if probe is None else {name: probe[name] for name in probe if name in part.random_inputs()}
+    report = grow(part, probe=own, **options)
+    parts = [{**row, "name": f"{tower}: {row['name']}"} for row in report.parts]
+    return replace(report, parameters_before=before, parameters_after=count(model), parts=parts)
 
 
 def grow_tokens(

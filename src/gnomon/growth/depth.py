@@ -25,6 +25,7 @@ from gnomon.models.backbone import GnomonBlock, GnomonModel
 from gnomon.models.blocks import build_block, residual_scale
 from gnomon.models.sizes import TOKEN_FIELDS, side_layers
 from gnomon.nn.blocks import Residual
+from gnomon.nn.multiway import MultiwayPattention, copies
 from gnomon.nn.placements import PLACEMENTS
 from gnomon.nn.projections import Pattention
 
@@ -165,7 +166,8 @@ def identity_block(model: PreTrainedModel, stack: GnomonModel, like: int) -> Gno
     encoder_layers, _ = side_layers(model.config.to_dict())
     block = build_block(model.config, like + encoder_layers if stack.is_causal else like)
     silence(block.attention_residual, block.attention.output)
-    silence(block.feed_forward_residual, getattr(block.feed_forward, "down", block.feed_forward))
+    for feed_forward in copies(block.feed_forward):
+        silence(block.feed_forward_residual, getattr(feed_forward, "down", feed_forward))
     if block.cross_attention is not None and block.cross_attention_residual is not None:
         silence(block.cross_attention_residual, block.cross_attention.output)
     return block.to(device=model.device, dtype=model.dtype).train(model.training)
@@ -176,17 +178,16 @@ def silence(residual: Residual, last: nn.Module) -> None:
 
     Args:
         residual: how it joins the stream.
-        last: its last layer.
+        last: its last layer; of several modalities every copy, or shared and own tokens.
     """
-    gain = getattr(residual.after, "weight", None)
-    if gain is None:
-        gain = last.value_tokens if isinstance(last, Pattention) else last.weight
-        bias = getattr(last, "bias", None)
-    else:
-        bias = getattr(residual.after, "bias", None)
-    nn.init.zeros_(gain)
-    if bias is not None:
-        nn.init.zeros_(bias)
+    norms = [norm for norm in copies(residual.after) if getattr(norm, "weight", None) is not None]
+    for layer in norms or copies(last):
+        if isinstance(layer, MultiwayPattention):
+            nn.init.zeros_(layer.value_tokens)
+            layer = layer.shared
+        nn.init.zeros_(layer.value_tokens if isinstance(layer, Pattention) else layer.weight)
+        if getattr(layer, "bias", None) is not None:
+            nn.init.zeros_(layer.bias)
 
 
 def join(optimizer: Optimizer, like: nn.Module, blocks: Sequence[nn.Module]) -> None:

@@ -64,6 +64,19 @@ def stacks(model: nn.Module) -> list[GnomonModel]:
     return [module for module in model.modules() if isinstance(module, GnomonModel)]
 
 
+def towers(model: PreTrainedModel) -> dict[str, PreTrainedModel]:
+    """The towers of a model of several, by their names without `_model`; none of a single stack or a pair.
+
+    Args:
+        model: any model of the library.
+
+    Returns:
+        Name -> tower.
+    """
+    parts = [row for row in model.named_children() if isinstance(getattr(row[1], "config", None), GnomonConfig)]
+    return {name.removesuffix("_model"): part for name, part in parts} if len(parts) > 1 else {}
+
+
 def check_single_stack(model: PreTrainedModel, verb: str) -> None:
     """Refuse a model of several towers, whose sizes are not those of one configuration.
 
@@ -74,11 +87,14 @@ def check_single_stack(model: PreTrainedModel, verb: str) -> None:
     Raises:
         ValueError: naming the towers.
     """
-    towers = [name for name, part in model.named_children() if isinstance(getattr(part, "config", None), GnomonConfig)]
-    if len(towers) > 1:
+    if names := list(towers(model)):
+        way = {
+            "grow": "name one at a time, " + " or ".join(f"tower: {name}" for name in names),
+            "shrink": "shrink one at a time, "
+            + " or ".join(f"gnomon.shrink(model.{name}_model, ...)" for name in names),
+        }
         raise ValueError(
-            f"a {type(model).__name__} has sizes of its own in each tower; {verb} one at a time, "
-            f"{' or '.join(f'gnomon.{verb}(model.{name}, ...)' for name in towers)}: the model's config follows"
+            f"a {type(model).__name__} has sizes of its own in each tower; {way[verb]}: the model's config follows"
         )
 
 

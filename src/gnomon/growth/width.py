@@ -1,6 +1,7 @@
 """Wider models: feed-forward width, heads, head size and hidden size, exactly where that is possible."""
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from gnomon.models.backbone import GnomonModel
 from gnomon.models.config import GnomonConfig
 from gnomon.nn.attention import Attention
 from gnomon.nn.blocks import Block
+from gnomon.nn.multiway import MultiwayPattention, SeparateLayers, copies
 from gnomon.nn.placements import PLACEMENTS, has_inner_norm
 from gnomon.nn.projections import Embedding, Linear, Pattention
 
@@ -145,10 +147,10 @@ class Widening:
         for attention in (block.attention, block.cross_attention):
             if attention is not None:
                 self.grow_attention(attention)
-        feed_forward = block.feed_forward
-        if isinstance(feed_forward, Pattention):
-            self.layer(feed_forward, self.hidden, self.hidden)
-        else:
+        for feed_forward in copies(block.feed_forward):
+            if isinstance(feed_forward, Pattention | MultiwayPattention):
+                self.layer(feed_forward, self.hidden, self.hidden)
+                continue
             for name in ("up", "gate"):
                 if hasattr(feed_forward, name):
                     self.layer(getattr(feed_forward, name), self.inner, self.hidden)
@@ -184,7 +186,12 @@ class Widening:
             for bias in stack.position_bias.parameters() if stack.position_bias is not None else ():
                 self.replace(bias, take(bias.detach(), self.heads.source, 1), extend(len(bias)), self.heads)
             self.norm(stack.norm)
-        head = model.get_output_embeddings()
+        head, last = model.get_output_embeddings(), list(last_norm(found[-1]).parameters())
+        # a tied table is read as it is written, so the last norm takes the share, for all that reads it
+        is_shared_out = head is not None and self.config.tie_word_embeddings and bool(last)
+        reads = replace(self.hidden, share=torch.ones_like(self.hidden.share)) if is_shared_out else self.hidden
+        for parameter in last if is_shared_out else ():
+            parameter.data *= self.hidden.share.to(parameter)
         inner = {id(part) for block in blocks(model) for part in block.modules()}
         inner |= {id(stack.embed_patches.projection) for stack in found if stack.embed_patches is not None}
         inner |= {id(stack.embed_features.projection) for stack in found if stack.embed_features is not None}
@@ -194,11 +201,8 @@ class Widening:
             if isinstance(module, Linear) and module.in_features == self.config.hidden_size and id(module) not in inner:
                 if module is head and self.config.tie_word_embeddings:
                     head.in_features = len(self.hidden.source)
-                    # a tied table is read as it is written, so the last norm takes the share
-                    for parameter in last_norm(found[-1]).parameters():
-                        parameter.data *= self.hidden.share.to(parameter)
                 else:
-                    self.layer(module, extend(module.out_features), self.hidden)
+                    self.layer(module, extend(module.out_features), reads)
 
     def sound(self, embedding: FilterbankEmbedding) -> None:
         """Grow the front end of sound: the projection, and more groups of channels where a convolution has positions.
@@ -229,7 +233,15 @@ class Widening:
         embedding.embedding_dim = len(self.hidden.source)
 
     def layer(self, module: nn.Module, writes: Axis, reads: Axis, scale: float = 1.0) -> None:
-        """Grow a linear layer or a Pattention; `scale` is put on what it writes."""
+        """Grow a linear layer or a Pattention, of every modality; `scale` is put on what it writes."""
+        if isinstance(module, SeparateLayers):
+            for copy in module.copies:
+                self.layer(copy, writes, reads, scale)
+            return
+        if isinstance(module, MultiwayPattention):
+            self.layer(module.shared, writes, reads, scale)
+            self.own_tokens(module, writes, reads, scale)
+            return
         if isinstance(module, Pattention):
             tokens = extend(module.num_tokens)
             keys = self.read_apart(module.key_tokens, tokens, reads, module.key_std)
@@ -243,6 +255,15 @@ class Widening:
                 self.replace(module.bias, take(module.bias.detach(), writes.source, 0) * scale, writes)
         module.in_features, module.out_features = len(reads.source), len(writes.source)
 
+    def own_tokens(self, module: MultiwayPattention, writes: Axis, reads: Axis, scale: float) -> None:
+        """Grow the tokens that each modality has behind the shared ones, as those are grown."""
+        kinds, tokens = (extend(size) for size in module.key_tokens.shape[:2])
+        key_std, value_std = module.shared.key_std, module.shared.value_std
+        keys = [self.read_apart(own, tokens, reads, key_std) for own in module.key_tokens]
+        values = [widen(own.T, writes, tokens, value_std, self.generator).T * scale for own in module.value_tokens]
+        self.replace(module.key_tokens, torch.stack(keys), kinds, tokens, reads)
+        self.replace(module.value_tokens, torch.stack(values), kinds, tokens, writes)
+
     def read_apart(self, weight: Tensor, writes: Axis, reads: Axis, std: float) -> Tensor:
         """A weight matrix after growth, copies on its input axis read by different weights of the same sum."""
         grown = widen(weight, writes, reads, std, self.generator)
@@ -254,22 +275,24 @@ class Widening:
     def norm(self, module: nn.Module) -> None:
         """Grow a norm; the mean square of a vector padded with zeros falls, and gain and epsilon make up for it."""
         new = self.hidden.source < 0
-        for parameter in module.parameters():
-            data = take(parameter.detach(), self.hidden.source, 0) * self.mean_square**0.5
-            self.replace(parameter, data.masked_fill(new.to(data.device), 1.0), self.hidden)
-        if hasattr(module, "normalized_shape"):
-            module.normalized_shape = (len(new),)
-            module.eps *= self.mean_square
+        for copy in copies(module):
+            for parameter in copy.parameters():
+                data = take(parameter.detach(), self.hidden.source, 0) * self.mean_square**0.5
+                self.replace(parameter, data.masked_fill(new.to(data.device), 1.0), self.hidden)
+            if hasattr(copy, "normalized_shape"):
+                copy.normalized_shape = (len(new),)
+                copy.eps *= self.mean_square
 
     def inner_norm(self, module: nn.Module, axis: Axis) -> None:
         """Grow a norm inside a sublayer: copies have their originals' gain, new entries 1 and no bias."""
         new = axis.source < 0
-        for name, parameter in module.named_parameters():
-            data = take(parameter.detach(), axis.source, 0)
-            fill = 0.0 if name == "bias" else 1.0
-            self.replace(parameter, data.masked_fill(new.to(data.device), fill), axis)
-        if hasattr(module, "normalized_shape"):
-            module.normalized_shape = (len(new),)
+        for copy in copies(module):
+            for name, parameter in copy.named_parameters():
+                data = take(parameter.detach(), axis.source, 0)
+                fill = 0.0 if name == "bias" else 1.0
+                self.replace(parameter, data.masked_fill(new.to(data.device), fill), axis)
+            if hasattr(copy, "normalized_shape"):
+                copy.normalized_shape = (len(new),)
 
     def replace(self, parameter: nn.Parameter, data: Tensor, *axes: Axis) -> None:
         """Put new data in place and let the optimizer's state follow the same indices."""

@@ -46,6 +46,18 @@ def call(layer: nn.Module, x: Tensor, modality_ids: Tensor | None) -> Tensor:
     return routed
 
 
+def copies(layer: nn.Module) -> list[nn.Module]:
+    """The plain layers that stand at one place of a model.
+
+    Args:
+        layer: any layer.
+
+    Returns:
+        A copy for each modality, or the layer itself where there are none.
+    """
+    return list(layer.copies) if isinstance(layer, SeparateLayers) else [layer]
+
+
 def route(x: Tensor, modality_ids: Tensor, layers: Sequence[Callable[[Tensor], Tensor]]) -> Tensor:
     """Send every token through the function of its modality.
 

@@ -51,6 +51,7 @@ def grow_for_stage(
         optimizer=optimizer,
         seed=seed,
         offset_std=options.offset_std,
+        tower=options.tower,
         **options.sizes(),
     )
     state = GrowthState(anneal_steps=options.anneal_steps or 0, share_every=options.share_every or 0)

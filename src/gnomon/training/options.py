@@ -19,6 +19,8 @@ GROWING = (
     "num_output_tokens",
     "num_feed_forward_tokens",
     "num_hidden_layers",
+    "encoder_layers",
+    "decoder_layers",
     "intermediate_size",
     "num_attention_heads",
     "num_key_value_heads",
@@ -247,11 +249,14 @@ class GrowthOptions(Options):
     num_output_tokens: PositiveInt | list[int] | None = Field(None, description="Of the output projection.")
     num_feed_forward_tokens: PositiveInt | list[int] | None = Field(None, description="Of the feed-forward layer.")
     num_hidden_layers: PositiveInt | None = Field(None, description="Layers; the new ones start as the identity.")
+    encoder_layers: PositiveInt | None = Field(None, description="The same of an encoder-decoder's encoder.")
+    decoder_layers: PositiveInt | None = Field(None, description="The same of its decoder.")
     intermediate_size: PositiveInt | None = Field(None, description="Width of a linear feed-forward layer.")
     num_attention_heads: PositiveInt | None = Field(None, description="Heads.")
     num_key_value_heads: PositiveInt | None = Field(None, description="Key-value heads.")
     head_dim: PositiveInt | None = Field(None, description="Width of a head.")
     hidden_size: PositiveInt | None = Field(None, description="Width of the residual stream.")
+    tower: Literal["text", "vision"] | None = Field(None, description="Which of a model's two towers grows.")
     layers: list[int] | None = Field(None, description="The layers whose tokens grow; null: all.")
     init: Literal["exact", "replicate", "random", "reference", "net2net", "hypercloning"] = Field(
         "exact", description="How the new parameters start."
