@@ -272,6 +272,21 @@ def test_moves_stay_within_their_bounds():
     assert 1.6 < share.max() < 2.4
 
 
+def test_colors_change_and_go_as_often_as_asked():
+    """Gray images pass through unchanged; colors move, and are lost in about the share asked for."""
+    torch.manual_seed(0)
+    images, labels = torch.rand(200, 3, 4, 4), torch.zeros(200, dtype=torch.long)
+    gone, _ = ImageAugmentation(grayscale=0.3)(images, labels, 1)
+    without_color = (gone.amax(1) - gone.amin(1)).amax((1, 2)) < 1e-6
+    assert 0.2 < without_color.float().mean() < 0.4
+    assert torch.equal(gone[~without_color], images[~without_color])
+    changed, _ = ImageAugmentation(color_jitter=0.4)(images, labels, 1)
+    assert 0 <= changed.min() <= changed.max() <= 1
+    assert (changed - images).abs().amax((1, 2, 3)).min() > 0.01
+    gray = images[:, :1]
+    assert torch.equal(ImageAugmentation(color_jitter=0.4, grayscale=1.0)(gray, labels, 1)[0], gray)
+
+
 def test_mixup_mixes_images_and_labels_by_the_same_share():
     """Of constant images whose level is their class, the mixed level is the mean of the classes by their shares."""
     torch.manual_seed(0)
@@ -306,6 +321,8 @@ def test_collator_augments_what_the_model_reads():
         {"rotation": 181},
         {"shift": 1.1},
         {"zoom": 1.0},
+        {"color_jitter": 1.5},
+        {"grayscale": -0.5},
     ],
 )
 def test_augmentation_out_of_range_is_refused(setting):

@@ -1,6 +1,7 @@
 """Change training data at random so that a model learns what does not matter: images through kornia, and speech."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch.nn import functional as F
@@ -23,6 +24,8 @@ class ImageAugmentation:
         rotation: The largest angle that an image is turned by to either side, in degrees.
         shift: The farthest that it is moved along each axis, as a share of its size, 0 to 1.
         zoom: How much larger or smaller it is made at most, as a share of its size, 0 to below 1.
+        color_jitter: How far brightness, contrast and saturation change at most, 0 to 1; the hue a quarter as far.
+        grayscale: The probability that an image loses its colors.
         rand_augment_operations: How many operations of RandAugment are applied; none if 0.
         rand_augment_magnitude: Their strength, above 0 and below 30.
         mixup: The largest share of another image of the batch that is mixed in, 0 to 1; the share is uniform.
@@ -36,6 +39,8 @@ class ImageAugmentation:
     rotation: float = 0.0
     shift: float = 0.0
     zoom: float = 0.0
+    color_jitter: float = 0.0
+    grayscale: float = 0.0
     rand_augment_operations: int = 0
     rand_augment_magnitude: int = 9
     mixup: float = 0.0
@@ -48,7 +53,7 @@ class ImageAugmentation:
             )
         if not 0 < self.rand_augment_magnitude < 30:
             raise ValueError(f"rand_augment_magnitude must be above 0 and below 30, not {self.rand_augment_magnitude}")
-        for name in ("flip", "shift", "mixup"):
+        for name in ("flip", "shift", "color_jitter", "grayscale", "mixup"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"{name} must be from 0 to 1, not {getattr(self, name)}")
         if not 0 <= self.rotation <= 180:
@@ -80,9 +85,13 @@ class ImageAugmentation:
         if self.flip:
             images = augmentation.RandomHorizontalFlip(p=self.flip)(images)
         if self.rotation or self.shift or self.zoom:
-            scale = (1 - self.zoom, 1 + self.zoom)
-            move = augmentation.RandomAffine(self.rotation, translate=(self.shift, self.shift), scale=scale, p=1)
-            images = move(images)  # what comes into view is black
+            images = self._move(augmentation, images)
+        if self.color_jitter and images.shape[1] == 3:
+            strength = self.color_jitter
+            change = augmentation.ColorJitter(strength, strength, strength, strength / 4, p=1)
+            images = change(images).clamp(0, 1)
+        if self.grayscale and images.shape[1] == 3:
+            images = augmentation.RandomGrayscale(p=self.grayscale)(images)
         if self.rand_augment_operations:
             images = self._rand_augment(images)
         if not self.mixup:
@@ -92,6 +101,14 @@ class ImageAugmentation:
         own, other, share = drawn[:, 0].long(), drawn[:, 1].long(), drawn[:, 2:]
         shares = (F.one_hot(label, num_classes).to(images.dtype) for label in (own, other))
         return images, next(shares) * (1 - share) + next(shares) * share
+
+    def _move(self, augmentation: Any, images: torch.Tensor) -> torch.Tensor:
+        """Turn, shift and zoom every image; what comes into view continues its border."""
+        scale = (1 - self.zoom, 1 + self.zoom)
+        shift = (self.shift, self.shift)
+        return augmentation.RandomAffine(self.rotation, translate=shift, scale=scale, padding_mode="border", p=1)(
+            images
+        )
 
     def _rand_augment(self, images: torch.Tensor) -> torch.Tensor:
         """RandAugment, which knows color images only: gray ones pass through it as color."""
