@@ -265,7 +265,10 @@ def test_moves_stay_within_their_bounds():
     assert distance.max() > 4
     turned, _ = ImageAugmentation(rotation=180)(images, labels, 1)
     assert torch.allclose(center(turned), torch.tensor(15.5), atol=0.05)
-    assert (turned - images).abs().amax((1, 2, 3)).min() > 0.01
+    assert (turned - images).abs().amax((1, 2, 3)).median() > 0.1
+    slanted, _ = ImageAugmentation(shear=40)(images, labels, 1)
+    assert torch.allclose(center(slanted), torch.tensor(15.5), atol=0.2)
+    assert (slanted - images).abs().amax((1, 2, 3)).median() > 0.1
     zoomed, _ = ImageAugmentation(zoom=0.5)(images, labels, 1)
     share = zoomed.sum((1, 2, 3)) / images.sum((1, 2, 3))
     assert 0.2 < share.min() < 0.6
@@ -321,6 +324,7 @@ def test_collator_augments_what_the_model_reads():
         {"rotation": 181},
         {"shift": 1.1},
         {"zoom": 1.0},
+        {"shear": 90},
         {"color_jitter": 1.5},
         {"grayscale": -0.5},
     ],

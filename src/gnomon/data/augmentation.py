@@ -22,6 +22,7 @@ class ImageAugmentation:
         crop_padding: By how many pixels an image is padded (mirrored) on every side before a crop of its own size.
         flip: The probability that an image is mirrored left to right.
         rotation: The largest angle that an image is turned by to either side, in degrees.
+        shear: The largest slant that it is given along each axis, in degrees.
         shift: The farthest that it is moved along each axis, as a share of its size, 0 to 1.
         zoom: How much larger or smaller it is made at most, as a share of its size, 0 to below 1.
         color_jitter: How far brightness, contrast and saturation change at most, 0 to 1; the hue a quarter as far.
@@ -37,6 +38,7 @@ class ImageAugmentation:
     crop_padding: int = 0
     flip: float = 0.0
     rotation: float = 0.0
+    shear: float = 0.0
     shift: float = 0.0
     zoom: float = 0.0
     color_jitter: float = 0.0
@@ -58,6 +60,8 @@ class ImageAugmentation:
                 raise ValueError(f"{name} must be from 0 to 1, not {getattr(self, name)}")
         if not 0 <= self.rotation <= 180:
             raise ValueError(f"rotation must be from 0 to 180 degrees, not {self.rotation}")
+        if not 0 <= self.shear < 90:
+            raise ValueError(f"shear must be from 0 to below 90 degrees, not {self.shear}")
         if not 0 <= self.zoom < 1:
             raise ValueError(f"zoom must be from 0 to below 1, not {self.zoom}")
 
@@ -84,7 +88,7 @@ class ImageAugmentation:
             images = augmentation.RandomCrop(size, padding=self.crop_padding, padding_mode=mode)(images)
         if self.flip:
             images = augmentation.RandomHorizontalFlip(p=self.flip)(images)
-        if self.rotation or self.shift or self.zoom:
+        if self.rotation or self.shear or self.shift or self.zoom:
             images = self._move(augmentation, images)
         if self.color_jitter and images.shape[1] == 3:
             strength = self.color_jitter
@@ -103,12 +107,17 @@ class ImageAugmentation:
         return images, next(shares) * (1 - share) + next(shares) * share
 
     def _move(self, augmentation: Any, images: torch.Tensor) -> torch.Tensor:
-        """Turn, shift and zoom every image; what comes into view continues its border."""
-        scale = (1 - self.zoom, 1 + self.zoom)
-        shift = (self.shift, self.shift)
-        return augmentation.RandomAffine(self.rotation, translate=shift, scale=scale, padding_mode="border", p=1)(
-            images
+        """Turn, slant, shift and zoom every image; what comes into view continues its border."""
+        move = augmentation.RandomAffine(
+            self.rotation,
+            translate=(self.shift, self.shift),
+            scale=(1 - self.zoom, 1 + self.zoom),
+            shear=(-self.shear, self.shear, -self.shear, self.shear),
+            padding_mode="border",
+            p=1,
         )
+        moved: torch.Tensor = move(images)
+        return moved
 
     def _rand_augment(self, images: torch.Tensor) -> torch.Tensor:
         """RandAugment, which knows color images only: gray ones pass through it as color."""

@@ -63,6 +63,7 @@ class AugmentationOptions(Options):
     crop_padding: Count = Field(0, description="Pixels of mirrored border before a crop of the image's size.")
     flip: Fraction = Field(0.0, description="How often an image is mirrored left to right.")
     rotation: Annotated[float, Field(ge=0, le=180)] = Field(0.0, description="Degrees that it is turned by at most.")
+    shear: Annotated[float, Field(ge=0, lt=90)] = Field(0.0, description="Degrees that it is slanted at most.")
     shift: Fraction = Field(0.0, description="The farthest that it is moved, as a share of its size.")
     zoom: Decay = Field(0.0, description="How much larger or smaller it is made at most, as a share of its size.")
     color_jitter: Fraction = Field(0.0, description="How far brightness, contrast and saturation change at most.")
