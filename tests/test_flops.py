@@ -133,6 +133,63 @@ def test_the_formula_counts_every_kind_of_parameter(variant: str) -> None:
     assert {kind: getattr(counts, kind) for kind in found} == found
 
 
+PAIR = {"num_hidden_layers": None, "encoder_layers": 2, "decoder_layers": 1, "decoder_start_token_id": 1}
+IMAGE = {"image_size": [12, 8], "patch_size": 4, "num_channels": 3, "is_decoder": False}
+BOTH = {**IMAGE, "positions": "rotary"}
+WHOLE = {
+    "learned positions": ("GnomonForCausalLM", {**LINEAR, "positions": "learned", "position_offset": 2}),
+    "relative bias": ("GnomonForMaskedLM", {**TINY, "positions": "relative_bias", "is_decoder": False}),
+    "pair": ("GnomonForSeq2SeqLM", {**LINEAR, **PAIR, "positions": "learned", "use_bias": True}),
+    "untied pair": ("GnomonForSeq2SeqLM", {**TINY, **PAIR, "tie_word_embeddings": False}),
+    "peri pair": ("GnomonForSeq2SeqLM", {**LINEAR, **PAIR, "norm_placement": "peri", "positions": "relative_bias"}),
+    "sub pair": ("GnomonForSeq2SeqLM", {**LINEAR, **PAIR, "norm_placement": "sub"}),
+    "deep pair": ("GnomonForSeq2SeqLM", {**LINEAR, **PAIR, "norm_placement": "deep"}),
+    "normformer pair": ("GnomonForSeq2SeqLM", {**LINEAR, **PAIR, "norm_placement": "normformer"}),
+    "painter": ("GnomonForMaskedImageModeling", {**LINEAR, **IMAGE, "vocab_size": None, "use_bias": True}),
+    "painter of tokens": ("GnomonForMaskedImageModeling", {**TINY, **IMAGE, "vocab_size": None}),
+    "images and texts": ("GnomonForImageTextMaskedModeling", {**TINY, **BOTH}),
+    "images and texts, untied": (
+        "GnomonForImageTextMaskedModeling",
+        {**LINEAR, **BOTH, "num_modalities": 2, "tie_word_embeddings": False, "use_bias": True},
+    ),
+    "images and texts, own tokens": (
+        "GnomonForImageTextMaskedModeling",
+        {**TINY, **BOTH, "num_modalities": 2, "multiway": "tokens", "num_modality_tokens": 7},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_the_formula_counts_every_parameter_of_every_head(name: str) -> None:
+    """Tables of positions, second embeddings, and the heads of pairs, of painters, and of images with texts."""
+    import torch
+
+    import gnomon
+
+    cls, fields = WHOLE[name]
+    with torch.device("meta"):
+        model = getattr(gnomon, cls)(gnomon.GnomonConfig(**fields))
+    fields = {**model.config.to_dict(), "architectures": [cls]}
+    assert flops.count_parameters(fields).total == model.num_parameters()
+
+
+@pytest.mark.parametrize("name", [name for name, row in WHOLE.items() if row[1].get("image_size")])
+def test_operations_on_images_with_heads_are_those_torch_counts(name: str) -> None:
+    """Of hidden patches painted, and of a text beside its image: every position, and each head on its own."""
+    import torch
+    from torch.utils.flop_counter import FlopCounterMode
+
+    import gnomon
+
+    cls, fields = WHOLE[name]
+    model = getattr(gnomon, cls)(gnomon.GnomonConfig(**fields, attn_implementation="eager")).eval()
+    batch = model.random_inputs(rows=1, length=11)
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        model(**batch)
+    expected = flops.forward_flops_per_token({**model.config.to_dict(), "architectures": [cls]}, 11)
+    assert expected <= counter.get_total_flops() < expected * 1.002
+
+
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_forward_operations_equal_those_torch_counts(variant: str) -> None:
     """Two operations a weight and 4 d T a token are all that torch counts in an eager forward pass."""

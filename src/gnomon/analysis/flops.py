@@ -9,8 +9,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from gnomon.analysis.sound import forward_flops_per_frame, front_end
-from gnomon.models.sizes import extents, image_grid, layer_tokens, resolve
+from gnomon.analysis.ends import ends as count_ends
+from gnomon.analysis.sound import forward_flops_per_frame
+from gnomon.models.sizes import image_grid, layer_tokens, resolve
 
 NORM_PARAMETERS = {"layer": 2, "layer_plain": 0, "rms": 1, "none": 0}
 """Learned numbers per channel of each norm."""
@@ -119,51 +120,8 @@ def _layer_norms(fields: Mapping[str, Any]) -> int:
     return NORM_PARAMETERS[fields["norm"]] * channels.get(placement, 2 * width) + factors
 
 
-@dataclass(frozen=True)
-class _Ends:
-    """What stands before and after the blocks: tables that are looked up, weights of patches, and the head."""
-
-    tables: int
-    patches: int
-    head: int
-    biases: int = 0
-
-
-def _num_labels(fields: Mapping[str, Any]) -> int:
-    """The classes of a classifier; two where its configuration names none, as transformers has it."""
-    return fields.get("num_labels") or len(fields.get("id2label") or "01")
-
-
-def _ends(fields: Mapping[str, Any]) -> _Ends:
-    """The table of tokens and the head of a language model; of images the patches' embeddings and the classifier."""
-    width = fields["hidden_size"]
-    if fields["num_mel_bins"] is not None:
-        front, answers = front_end(fields), fields["vocab_size"] or _num_labels(fields)
-        is_tied = fields["is_encoder_decoder"] and fields["tie_word_embeddings"]
-        tables = answers * width if fields["is_encoder_decoder"] else 0
-        biases = front.biases + (0 if fields["is_encoder_decoder"] else answers)
-        return _Ends(tables, front.weights, 0 if is_tied else answers * width, biases)
-    if fields["image_size"] is None:
-        table = fields["vocab_size"] * width
-        return _Ends(table, 0, 0 if fields["tie_word_embeddings"] else table)
-    rows, columns = image_grid(fields)
-    down, across = extents(fields["patch_size"])
-    pixels = fields["num_channels"] * down * across
-    is_linear = fields["patch_projection"] == "linear"
-    places = rows * columns + fields["use_class_token"] if fields["positions"] == "learned" else 0
-    labels = _num_labels(fields)
-    return _Ends(
-        tables=(places + fields["use_class_token"]) * width,
-        patches=pixels * width if is_linear else fields["num_patch_tokens"] * (pixels + width),
-        head=labels * width,
-        biases=(width * is_linear + labels) if fields["use_bias"] else 0,
-    )
-
-
 def count_parameters(fields: Mapping[str, Any], *, is_active: bool = False) -> ParameterCounts:
-    """Count a language model's parameters, or those of a classifier of images, from its configuration.
-
-    Of an encoder-decoder the weights are exact, and the norms lack those before its looks at the source.
+    """Count a model's parameters from its configuration: of text or sound, of images, or of images and texts.
 
     Args:
         fields: A preset's fields, or those of a checkpoint's `config.json`; defaults are filled in.
@@ -199,15 +157,18 @@ def count_parameters(fields: Mapping[str, Any], *, is_active: bool = False) -> P
         if fields["is_encoder_decoder"] and layer >= fields["encoder_layers"]:
             attention += attention[-4:]  # the decoder looks at the source through projections of the same sizes
         feed_forward.append(_feed_forward(fields, tokens["feed_forward"]))
-    ends, copies = _ends(fields), modalities if fields["multiway"] == "separate" else 1
+    ends, copies = count_ends(fields), modalities if fields["multiway"] == "separate" else 1
+    looks = fields["decoder_layers"] if fields["is_encoder_decoder"] else 0
+    own_norms = looks * (2 if fields["norm_placement"] == "peri" else 1) * NORM_PARAMETERS[fields["norm"]]
+    final_norms = (2 if looks else 1) * NORM_PARAMETERS[fields["final_norm"]]
     return ParameterCounts(
-        embedding=ends.tables + ends.patches,
+        embedding=ends.tables + ends.places + ends.front,
         attention=copies * sum(part.weights for part in attention),
         feed_forward=copies * sum(part.weights for part in feed_forward),
-        norms=copies * (num_layers * _layer_norms(fields) + width * NORM_PARAMETERS[fields["final_norm"]]),
+        norms=copies * (num_layers * _layer_norms(fields) + width * (own_norms + final_norms)),
         biases=copies * sum(part.biases for part in attention + feed_forward) + ends.biases,
         score_scales=copies * sum(part.score_scales for part in attention + feed_forward),
-        head=ends.head,
+        head=ends.head + ends.painter,
     )
 
 
@@ -231,8 +192,10 @@ def image_positions(fields: Mapping[str, Any]) -> int:
     """The patches of an image and its class token; 0 for a model without images.
 
     Args:
-        fields: resolved fields.
+        fields: resolved fields; of two towers, those of both.
     """
+    if both := towers(fields):
+        return image_positions(both[0])
     if fields["image_size"] is None:
         return 0
     rows, columns = image_grid(fields)
@@ -244,11 +207,16 @@ def token_attention_flops(fields: Mapping[str, Any], sequence_length: int) -> in
 
     Args:
         fields: As for `count_parameters`.
-        sequence_length: T, in tokens; of images what their sizes say. A causal mask is counted in full, as the paper
-            and torch's counter do.
+        sequence_length: T, in tokens; of images what their sizes say, of an image with a text the sum. A causal mask
+            is counted in full, as the paper and torch's counter do.
     """
+    if both := towers(fields):
+        return sum(token_attention_flops(tower, sequence_length) for tower in both)
     fields = resolve(fields)
-    sequence_length = image_positions(fields) or sequence_length
+    if fields["num_mel_bins"] is not None:
+        sequence_length = sequence_length // fields["subsampling_factor"]
+    if positions := image_positions(fields):
+        sequence_length = positions + (0 if fields["vocab_size"] is None else sequence_length)
     width = fields["num_attention_heads"] * fields["head_dim"]
     return 4 * fields["num_hidden_layers"] * width * sequence_length**2
 
@@ -257,7 +225,8 @@ def forward_flops_per_token(fields: Mapping[str, Any], sequence_length: int) -> 
     """Operations of a forward pass, per token: 2 (N + V d) + 4 L d T.
 
     Of two towers per pair, the text being of T tokens. Of images per image: each of its T positions passes the layers,
-    each patch its projection, and the head reads one.
+    each patch its projection, and the head reads one. Of images and texts in one stack per pair: all positions pass
+    the layers, and a head reads each patch and each token.
 
     In an encoder-decoder a token of the source passes the encoder, and one of the target the decoder and the head,
     whose layers attend twice; the mean of the two is N + V d + 2 (L_encoder + 2 L_decoder) d T.
@@ -269,16 +238,17 @@ def forward_flops_per_token(fields: Mapping[str, Any], sequence_length: int) -> 
         sequence_length: T, the tokens of one sequence.
     """
     if both := towers(fields):
-        images, texts = (forward_flops_per_token(tower, sequence_length) - 2 * _ends(tower).head for tower in both)
-        table = 0 if _ends(both[1]).head else 2 * _ends(both[1]).tables  # a tied table is read by no head
+        images, texts = (forward_flops_per_token(tower, sequence_length) - 2 * count_ends(tower).head for tower in both)
+        table = 0 if count_ends(both[1]).head else 2 * count_ends(both[1]).tables  # a tied table is read by no head
         return images + sequence_length * (texts - table) + 2 * tower_heads(fields)
     fields = resolve(fields)
-    ends = _ends(fields)
+    ends = count_ends(fields)
     if fields["image_size"] is not None:
-        positions = image_positions(fields)
-        weights = count_parameters(fields, is_active=True).non_embedding * positions
-        patches = ends.patches * (positions - fields["use_class_token"])
-        return 2 * (weights + patches + ends.head) + token_attention_flops(fields, positions)
+        positions, tokens = image_positions(fields), 0 if fields["vocab_size"] is None else sequence_length
+        weights = count_parameters(fields, is_active=True).non_embedding * (positions + tokens)
+        patches = (ends.front + ends.painter) * (positions - fields["use_class_token"])
+        read = ends.head if not tokens else tokens * (ends.head or ends.tables)
+        return 2 * (weights + patches + read) + token_attention_flops(fields, sequence_length)
     if fields["num_mel_bins"] is not None:
         blocks = count_parameters(fields, is_active=True).non_embedding
         return forward_flops_per_frame(fields, sequence_length, blocks, ends.head or ends.tables)
@@ -308,7 +278,7 @@ def memory_bytes(
 
     Args:
         fields: As for `count_parameters`.
-        sequence_length: Tokens that the cache holds per row; a model of images has none.
+        sequence_length: Tokens that the cache holds per row; an encoder has none.
         batch_size: Rows that the cache holds.
         dtype: Of weights and cache: float32, bfloat16 or float16. In training, mixed precision keeps weights,
             gradients and moments in float32; this counts the gradients and moments so.
@@ -318,11 +288,11 @@ def memory_bytes(
     """
     if dtype not in BYTES:
         raise ValueError(f"dtype must be one of {', '.join(BYTES)}, not {dtype!r}.")
-    fields = resolve(fields)
-    total = count_parameters(fields).total
-    key_size = fields["num_key_value_heads"] * fields["head_dim"]
-    cached = 2 * fields["num_hidden_layers"] * key_size * sequence_length * batch_size
-    cached = cached if fields["image_size"] is None else 0
+    total, cached = count_parameters(fields).total, 0
+    fields = fields if towers(fields) else resolve(fields)
+    if not towers(fields) and fields["image_size"] is None and fields["is_decoder"] is not False:
+        key_size = fields["num_key_value_heads"] * fields["head_dim"]
+        cached = 2 * fields["num_hidden_layers"] * key_size * sequence_length * batch_size
     return MemoryBytes(
         weights=total * BYTES[dtype], gradients=total * 4, optimizer=total * 8, cache=cached * BYTES[dtype]
     )

@@ -31,7 +31,9 @@ def info(
     from gnomon.models.sizes import resolve
 
     fields = read_fields(model)
-    positions = flops.image_positions(resolve(fields))
+    has_towers = bool(flops.towers(fields))
+    positions = flops.image_positions(fields if has_towers else resolve(fields))
+    has_texts = has_towers or fields.get("vocab_size") is not None
     counts = flops.count_parameters(fields)
     forward = flops.forward_flops_per_token(fields, sequence_length)
     attention = flops.token_attention_flops(fields, sequence_length)
@@ -54,10 +56,12 @@ def info(
         )
         return
     print_table(model, ["parameters", "count"], [[name.replace("_", " "), n] for name, n in counts.to_dict().items()])
+    unit = "frame" if fields.get("num_mel_bins") else "token"
+    whole = f"per image, of {positions:,} positions"
+    if positions and has_texts:
+        whole = f"per image of {positions:,} positions with a text of {sequence_length:,} tokens"
     print_table(
-        f"\nper image, of {positions:,} positions"
-        if positions
-        else f"\nper token, in sequences of {sequence_length:,}",
+        f"\n{whole}" if positions else f"\nper {unit}, in sequences of {sequence_length:,}",
         ["operations", "FLOPs"],
         [
             ["forward", forward],
@@ -88,7 +92,7 @@ def read_fields(model: str) -> dict[str, Any]:
         hint = f"did you mean {close[0]}?" if close else f"the presets are {', '.join(PRESETS)}."
         raise ValueError(f"{model!r} is neither a preset nor a checkpoint's folder (one with a config.json): {hint}")
     fields = json.loads(path.read_text(encoding="utf-8"))
-    if not isinstance(fields, dict) or fields.get("model_type") != "gnomon":
+    if not isinstance(fields, dict) or fields.get("model_type") not in ("gnomon", "gnomon_image_text"):
         kind = fields.get("model_type") if isinstance(fields, dict) else type(fields).__name__
         raise ValueError(f"{path} describes a model of type {kind!r}, not 'gnomon': convert the checkpoint first.")
     return fields

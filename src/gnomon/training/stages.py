@@ -193,7 +193,8 @@ def _ledger_row(
     previous: Mapping[str, Any],
 ) -> dict[str, Any]:
     """What the stage cost and gained, alone and with the stages before it."""
-    fields, counted = trainer.model.config.to_dict(), trainer.progress
+    fields = {**trainer.model.config.to_dict(), "architectures": [type(trainer.model).__name__]}
+    counted = trainer.progress
     length = prepared.task.length(prepared.stages[plan.index].train)
     costs = {
         "steps": plan.max_steps,
