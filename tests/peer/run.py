@@ -1,7 +1,8 @@
-"""Run transformers' own model tests on ours: `python tests/peer/run.py [--quick] [--workers N] [-k EXPRESSION]`."""
+"""Run transformers' own model tests on ours: `python tests/peer/run.py [-k WORDS] [--write FILE]`, and see `--help`."""
 
 import argparse
 import os
+import re
 import sys
 from collections import Counter, defaultdict
 from pathlib import Path
@@ -9,6 +10,25 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 CACHE = Path.home() / ".cache" / "gnomon" / "peer"
 SEVERITY = ("passed", "skipped", "failed")
+TAIL = r"(?<!attn)_\d+(_\w+)?$"
+"""What tells the runs of a test with several arguments apart."""
+
+PAGE = """# transformers' own model tests on our classes
+
+`make peer-test` fetches the source distribution of the installed transformers ({version} here) and runs its
+`ModelTesterMixin` on every public model class, as a TokenFormer and as a Magneto: {classes} classes, {cases} cases.
+`GnomonForCausalLM` gets its mixins for training, FSDP and tensor parallelism as well, on processes of the CPU.
+This page is written by `python tests/peer/run.py --write docs/peer-tests.md`, on a CPU without optional packages.
+
+| class | passed | skipped | failed |
+|---|---:|---:|---:|
+{rows}
+
+Every skip has one of these reasons, in the words of the test that gave it; a few are our own, out of
+`tests/peer/suite.py`, where the peer's test takes for granted what a model has not.
+
+{reasons}
+"""
 
 
 class Outcomes:
@@ -26,17 +46,40 @@ class Outcomes:
         if report.skipped:
             self.reasons[report.longrepr[2].removeprefix("Skipped: ")].add(test)
 
-    def write(self) -> None:
-        """Print a line a class, and below them a line a reason with the tests that it holds for."""
+    def counts(self) -> dict[str, Counter[str]]:
+        """How many tests of each case had each outcome."""
         counts: dict[str, Counter[str]] = defaultdict(Counter)
         for (case, _), outcome in self.outcome.items():
             counts[case][outcome] += 1
+        return counts
+
+    def write(self) -> None:
+        """Print a line a class, and below them a line a reason with the tests that it holds for."""
+        counts = self.counts()
         width = max(map(len, counts), default=0)
         for case, count in counts.items():
             print(f"{case:{width}}  {count['passed']:4} passed {count['failed']:3} failed {count['skipped']:4} skipped")
         print("\nSkipped, by the reason that the test gave:")
         for reason, tests in sorted(self.reasons.items()):
             print(f"- {reason.rstrip('.')}: {', '.join(sorted(tests))}")
+
+    def document(self, version: str) -> str:
+        """The same as a page of Markdown, in which reasons that differ by the name of a class are one."""
+        counts = self.counts()
+        total = sum(counts.values(), Counter())
+        rows = [f"| {case} | {' | '.join(str(count[word]) for word in SEVERITY)} |" for case, count in counts.items()]
+        reasons: dict[str, set[str]] = defaultdict(set)
+        for reason, tests in self.reasons.items():
+            general = re.sub(r"<class '[\w.]*'>|\bGnomon\w+", "the class", reason).strip().rstrip(".")
+            reasons[general[0].upper() + general[1:]] |= {f"`{re.sub(TAIL, '', name)}`" for name in tests}
+        lines = [f"- {reason}: {', '.join(sorted(tests))}." for reason, tests in sorted(reasons.items())]
+        return PAGE.format(
+            version=version,
+            classes=len({case.split()[0] for case in counts}),
+            cases=len(counts),
+            rows="\n".join([*rows, f"| all | {' | '.join(str(total[word]) for word in SEVERITY)} |"]),
+            reasons="\n".join(lines),
+        )
 
 
 def main() -> int:
@@ -45,6 +88,7 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="one class a topology, as a TokenFormer")
     parser.add_argument("--workers", default="0", help="processes that share the tests")
     parser.add_argument("-k", default="", help="pytest's selection by words of a class's or a test's name")
+    parser.add_argument("--write", type=Path, metavar="FILE", help="write the table as a page of Markdown as well")
     options = parser.parse_args()
     # Before torch and transformers are imported; the tests' own processes take the path from the environment.
     os.environ.update(OMP_NUM_THREADS="1", HF_HUB_OFFLINE="1", TOKENIZERS_PARALLELISM="false")
@@ -66,6 +110,10 @@ def main() -> int:
     ]
     code = pytest.main(arguments, plugins=[outcomes])
     outcomes.write()
+    if options.write:
+        import transformers
+
+        options.write.write_text(outcomes.document(transformers.__version__), encoding="utf-8")
     missing = left_out()
     for name in missing:
         print(f"{name} is not tested: it needs an entry in MODELS of {HERE / 'models.py'}")

@@ -110,6 +110,7 @@ def build_case(name: str, form: str) -> type:
         "__module__": __name__,
         "all_model_classes": (cls,),
         "is_encoder_decoder": tester.get_config().is_encoder_decoder,
+        "_is_composite": MODELS[name].is_two_towers,
         "additional_model_inputs": ["pixel_values"] if cls.input_modalities == ("image", "text") else [],
         "model_tester": property(lambda self: Tester(MODELS[name], form)),
         "test_can_init_all_missing_weights_before_2023": True,
