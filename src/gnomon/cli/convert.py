@@ -51,6 +51,13 @@ def convert(
             "If left out: the tokenizer's length, and 50277 for TokenFormer's released tables.",
         ),
     ] = None,
+    branch: Annotated[
+        str | None,
+        typer.Option(
+            help="Of a multiway torchscale encoder take one branch, A or B; of a BEiT-3 its images (A) or texts (B).",
+            metavar="A|B",
+        ),
+    ] = None,
     to: Annotated[str | None, typer.Option(help=f"Write this format instead: {', '.join(FORMATS)}.")] = None,
 ) -> None:
     """Convert a checkpoint of another project, or write one in its layout.
@@ -74,15 +81,17 @@ def convert(
                 "convert takes FORMAT SOURCE OUT, or CHECKPOINT OUT with --to FORMAT, "
                 f"not {len(arguments)} arguments: see 'gnomon convert --help'."
             )
-        read_foreign(named_format(arguments[0]), Path(arguments[1]), Path(arguments[2]), config, tokenizer, token_ids)
+        form, paths = named_format(arguments[0]), [Path(argument) for argument in arguments[1:]]
+        read_foreign(form, *paths, config, tokenizer, token_ids, branch)
         print(arguments[2])
         return
     form = named_format(to)
     if len(arguments) != 2:
         raise ValueError(f"convert --to {to} takes CHECKPOINT OUT, not {len(arguments)} arguments.")
-    if config is not None or tokenizer is not None or token_ids is not None:
+    if any(option is not None for option in (config, tokenizer, token_ids, branch)):
         raise ValueError(
-            "--config, --tokenizer and --token-ids belong to converting from another format; leave them out with --to."
+            "--config, --tokenizer, --token-ids and --branch belong to converting from another format; "
+            "leave them out with --to."
         )
     write_foreign(form, Path(arguments[0]), Path(arguments[1]))
     print(arguments[1])
@@ -100,7 +109,13 @@ def named_format(name: str) -> Format:
 
 
 def read_foreign(
-    form: Format, source: Path, output: Path, config: Path | None, tokenizer: Path | None, token_ids: int | None
+    form: Format,
+    source: Path,
+    output: Path,
+    config: Path | None,
+    tokenizer: Path | None,
+    token_ids: int | None,
+    branch: str | None,
 ) -> None:
     """Convert foreign weights to a checkpoint's folder, in the precision that they have.
 
@@ -110,6 +125,8 @@ def read_foreign(
         FileExistsError: The output exists.
     """
     refuse_existing(output)
+    if branch is not None and form.word != "torchscale":
+        raise ValueError(f"--branch is for torchscale's multiway encoders, not for {form.word}: leave it out.")
     from transformers import GenerationConfig
     from transformers.utils import logging
 
@@ -123,7 +140,7 @@ def read_foreign(
     settings = read_settings(settings_file(form, source, config))
     words = find_tokenizer(source, tokenizer)
     weights = read_weights(source)
-    model = translate(form, "from")(weights, settings)
+    model = translate(form, "from")(weights, settings, **({} if branch is None else {"branch": branch}))
     if words is not None and len(words) > model.config.vocab_size:
         raise ValueError(
             f"the tokenizer has {len(words)} ids, but the weights have {model.config.vocab_size} rows: "

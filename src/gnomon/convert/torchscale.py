@@ -1,5 +1,6 @@
 """torchscale's decoder, encoder and encoder-decoder, with MAGNETO's, DeepNet's and the usual norms, and back."""
 
+import itertools
 from collections.abc import Mapping
 from typing import Any
 
@@ -7,7 +8,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from gnomon.convert.tables import Layout
+from gnomon.convert.tables import Layout, Parts
+from gnomon.convert.torchscale_branches import IMAGES, has_images, refuse_two_tables, take_branch
 from gnomon.convert.torchscale_settings import (
     DECODER,
     ENCODER,
@@ -37,6 +39,9 @@ TABLE, POSITIONS, HEAD = "embed_tokens.weight", "embed_positions.weight", "outpu
 XPOS = ".self_attn.xpos.scale"
 """The end of the name of a buffer with xPos' scales, which follow from the width of a head."""
 
+COPIES = {".A": ".copies.0", ".B": ".copies.1"}
+"""torchscale's branches of a multiway layer, and ours; a token of modality 0 goes through A."""
+
 CLASSES: dict[tuple[str, ...], tuple[type[PreTrainedModel], type[PreTrainedModel]]] = {
     (DECODER,): (GnomonModel, GnomonForCausalLM),
     (ENCODER,): (GnomonModel, GnomonForMaskedLM),
@@ -57,7 +62,9 @@ def layout(config: GnomonConfig, *, has_head: bool) -> Layout:
     """
     sides, base = sides_of(config), "model." if has_head else ""
     where = "outer" if config.norm_placement in ("post", "deep") else "before"
-    names: dict[str, str] = {}
+    # what stands behind the name of a layer that each branch has its own copy of
+    branches = {"": ""} if config.num_modalities is None else COPIES
+    names: dict[str, str | Parts] = {}
     for side in sides:
         word = side if len(sides) > 1 else "layer"
         theirs, ours = (f"{side}.", f"{base}{side}.") if len(sides) > 1 else ("", base)
@@ -67,17 +74,25 @@ def layout(config: GnomonConfig, *, has_head: bool) -> Layout:
             f"{theirs}{POSITIONS}": f"{ours}embed_positions.weight",
             f"{theirs}{BIASES[side]}.relative_attention_bias.weight": f"{ours}position_bias.weight",
         }
-        for part in PARTS:
+        for part, (branch, copy) in itertools.product(PARTS, branches.items()):
             names |= {
                 **{
-                    f"{layer}.{attention}.{site}.{part}": f"{block}.{our_attention}.{our_site}.{part}"
+                    f"{layer}.{attention}.{site}{branch}.{part}": f"{block}.{our_attention}.{our_site}{copy}.{part}"
                     for attention, our_attention in ATTENTIONS.items()
                     for site, our_site in SITES.items()
                 },
-                **{f"{layer}.ffn.{unit}.{part}": f"{block}.feed_forward.{our}.{part}" for unit, our in UNITS.items()},
-                **{f"{layer}.{norm}.{part}": f"{block}.{our}.{where}.{part}" for norm, our in NORMS.items()},
-                f"{theirs}layer_norm.{part}": f"{ours}norm.{part}",
+                **{
+                    f"{layer}.ffn{branch}.{unit}.{part}": f"{block}.feed_forward{copy}.{our}.{part}"
+                    for unit, our in UNITS.items()
+                },
+                **{
+                    f"{layer}.{norm}{branch}.{part}": f"{block}.{our}.{where}{copy}.{part}"
+                    for norm, our in NORMS.items()
+                },
+                f"{theirs}layer_norm{branch}.{part}": f"{ours}norm{copy}.{part}",
             }
+    if config.image_size is not None:
+        names |= IMAGES
     first, last = prefix(sides, sides[0]), prefix(sides, sides[-1])
     copies = {f"{last}{HEAD}": f"{first}{TABLE}"} if has_head else {}
     if len(sides) > 1:
@@ -90,7 +105,7 @@ def layout(config: GnomonConfig, *, has_head: bool) -> Layout:
         sizes={
             "vocab_size": (f"{first}{TABLE}", 0),
             f"{sides[0]}_embed_dim": (f"{first}{TABLE}", 1),
-            f"{sides[0]}_ffn_embed_dim": (f"{first}layers.{{{word}}}.ffn.fc1.bias", 0),
+            f"{sides[0]}_ffn_embed_dim": (f"{first}layers.{{{word}}}.ffn{next(iter(branches))}.fc1.bias", 0),
         },
         copies=copies if config.tie_word_embeddings else {},
         passed_over=XPOS.replace(".", r"\.") + "$",
@@ -103,38 +118,48 @@ def prefix(sides: tuple[str, ...], side: str) -> str:
     return f"{side}." if len(sides) > 1 else ""
 
 
-def from_torchscale(state_dict: Mapping[str, Tensor], config: Mapping[str, Any]) -> PreTrainedModel:
+def from_torchscale(
+    state_dict: Mapping[str, Tensor], config: Mapping[str, Any], *, branch: str | None = None
+) -> PreTrainedModel:
     """Build our model from a torchscale checkpoint.
 
     Args:
         state_dict: tensors by torchscale's names, of any floating dtype; a single stack's may all begin with
             `encoder.` or `decoder.`, as in fairseq's checkpoints.
         config: the keyword arguments of its configuration class.
+        branch: `A` or `B` of a multiway encoder, as a model by itself; a BEiT-3 is read in no other way.
 
     Returns:
         The model in float32 and in evaluation mode: `GnomonForCausalLM` from a decoder, `GnomonForMaskedLM` from an
         encoder, `GnomonForSeq2SeqLM` from both; `GnomonModel` or `GnomonEncoderDecoderModel` where there is no head.
+        A whole multiway encoder takes `modality_ids`, 0 for the tokens before torchscale's split position (branch A)
+        and 1 for those behind it.
 
     Raises:
         ValueError: for names that are missing or left over, shapes that contradict the configuration, or a
             configuration with unknown keys or that asks for what our models do not have.
         TypeError: for a value of the wrong type in the configuration.
     """
+    if branch is not None:
+        state_dict, config = take_branch(state_dict, config, branch)
+    refuse_two_tables(state_dict)
     sides = find_sides(state_dict, config)
     if len(sides) == 1 and all(name.startswith(f"{sides[0]}.") for name in state_dict):
         state_dict = {name.removeprefix(f"{sides[0]}."): tensor for name, tensor in state_dict.items()}
     theirs = complete(config, sides)
     tables = [state_dict[name] for side in sides if (name := prefix(sides, side) + TABLE) in state_dict]
-    if not tables or tables[0].dim() != 2:
+    of_images = has_images(state_dict)
+    if not of_images and (not tables or tables[0].dim() != 2):
         raise ValueError(
             f"a torchscale checkpoint of text needs the table {prefix(sides, sides[0])}{TABLE}; got "
             f"{len(state_dict)} tensors, the first named {next(iter(state_dict), 'nothing')!r}"
         )
     rows = count_positions(state_dict, sides)
-    ours = config_from_torchscale(config, sides, vocab_size=tables[0].shape[0], position_rows=rows)
+    vocab_size = 0 if of_images else tables[0].shape[0]
+    ours = config_from_torchscale(config, sides, vocab_size=vocab_size, position_rows=rows, has_images=of_images)
     check_scales(state_dict, ours)
     told = theirs["vocab_size"] > 0 or prefix(sides, sides[-1]) + HEAD in state_dict
-    has_head = told and not theirs["no_output_layer"]
+    has_head = told and not theirs["no_output_layer"] and not of_images
     model = layout(ours, has_head=has_head).read(state_dict, ours, CLASSES[sides][has_head])
     model.config.architectures = [type(model).__name__]
     return model

@@ -34,7 +34,6 @@ ALONE: dict[str, tuple[Any, str]] = {
     "layernorm_embedding": (False, "no norm follows the embeddings"),
     "moe_freq": (0, "feed-forward layers are no mixtures of experts"),
     "use_xmoe": (False, "feed-forward layers are no mixtures of experts"),
-    "multiway": (False, "every layer has one set of weights"),
     "xpos_scale_base": (512, "xPos has the scale of its paper"),
     "flash_attention": (False, "torchscale's kernel passes over padding masks"),
     "segment_length": (None, "attention is not dilated"),
@@ -61,6 +60,7 @@ DEFAULTS: dict[str, Any] = {
     **{key: default for key, (_, default) in KEYS.items()},
     **{key: default for key, (default, _) in ALONE.items()},
     **UNUSED,
+    "multiway": False,
     "activation_fn": "gelu",
     "no_scale_embedding": True,
     "rel_pos_buckets": 0,
@@ -134,11 +134,21 @@ def complete(config: Mapping[str, Any], sides: tuple[str, ...]) -> dict[str, Any
         kind = type(known[key])
         if known[key] is not None and type(value) is not kind and (kind, type(value)) != (float, int):
             raise TypeError(f"{key} of the torchscale configuration is of type {kind.__name__}; got {value!r}")
+    if config.get("multiway") and sides != (ENCODER,):
+        raise ValueError(
+            "multiway must be False for a decoder, which torchscale never tells where to split, so that its second "
+            "branch does nothing; got True"
+        )
     return {**known, **config}
 
 
 def config_from_torchscale(
-    config: Mapping[str, Any], sides: tuple[str, ...], *, vocab_size: int, position_rows: int
+    config: Mapping[str, Any],
+    sides: tuple[str, ...],
+    *,
+    vocab_size: int,
+    position_rows: int,
+    has_images: bool = False,
 ) -> GnomonConfig:
     """Translate the keyword arguments of a configuration class.
 
@@ -147,6 +157,7 @@ def config_from_torchscale(
         sides: the stacks of the class.
         vocab_size: rows of the embedding table, where the configuration does not tell.
         position_rows: of the table of learned positions (never in the configuration), 0 if there is none.
+        has_images: whether the encoder reads patches of images instead of tokens, as BEiT-3's branch A.
 
     Returns:
         Our configuration.
@@ -171,12 +182,18 @@ def config_from_torchscale(
     if len(sides) == 1:
         layers = {"num_hidden_layers": layers.popitem()[1]}
     longest = [theirs[key] for key in ("max_source_positions", "max_target_positions") if key in theirs]
+    tokens = {
+        **_positions(theirs, sides, position_rows),
+        "vocab_size": theirs["vocab_size"] if theirs["vocab_size"] > 0 else vocab_size,
+        "tie_word_embeddings": theirs[SHARED[sides]],
+        "max_position_embeddings": position_rows - OFFSET if position_rows else max(longest),
+    }
     return GnomonConfig(
         **fields,
         **layers,
-        **_positions(theirs, sides, position_rows),
+        **(_images(theirs) if has_images else tokens),
+        num_modalities=2 if theirs["multiway"] else None,
         is_decoder=None if len(sides) > 1 else sides == (DECODER,),
-        vocab_size=theirs["vocab_size"] if theirs["vocab_size"] > 0 else vocab_size,
         projection="linear",
         feed_forward="mlp",
         hidden_act=ACTIVATIONS[theirs["activation_fn"]],
@@ -185,8 +202,6 @@ def config_from_torchscale(
         norm_placement=placement,
         final_norm="layer" if has_final_norm else "none",
         scale_embedding=not theirs["no_scale_embedding"],
-        max_position_embeddings=position_rows - OFFSET if position_rows else max(longest),
-        tie_word_embeddings=theirs[SHARED[sides]],
     )
 
 
@@ -250,6 +265,20 @@ def _positions(theirs: Mapping[str, Any], sides: Sequence[str], rows: int) -> di
     return {"positions": schemes[0], **fields[schemes[0]]}
 
 
+def _images(theirs: Mapping[str, Any]) -> dict[str, Any]:
+    """Our fields of a model of images, with a class token and one learned position for each patch."""
+    if not theirs["no_scale_embedding"]:
+        raise ValueError("no_scale_embedding must be True for images, whose patches are not scaled here; got False")
+    return {
+        "vocab_size": None,
+        "image_size": theirs["img_size"],
+        "patch_size": theirs["patch_size"],
+        "num_channels": theirs["in_chans"],
+        "positions": "learned",
+        "use_class_token": True,
+    }
+
+
 def sides_of(config: GnomonConfig) -> tuple[str, ...]:
     """The stacks of a model."""
     return (ENCODER, DECODER) if config.is_encoder_decoder else (ENCODER,) if config.is_decoder is False else (DECODER,)
@@ -289,6 +318,7 @@ def config_to_torchscale(config: GnomonConfig) -> dict[str, Any]:
         "subln": placement == "sub",
         "no_scale_embedding": not config.scale_embedding,
         "xpos_rel_pos": config.positions == "xpos",
+        "multiway": config.num_modalities is not None,
         "vocab_size": config.vocab_size,
         "no_output_layer": (config.architectures or [""])[0] in ("GnomonModel", "GnomonEncoderDecoderModel"),
     }
@@ -309,6 +339,10 @@ def _check(config: GnomonConfig, sides: tuple[str, ...]) -> None:
         "norm_placement": ("pre", "post", "deep", "sub"),
         "hidden_act": tuple(ACTIVATIONS.values()),
         "use_parallel_residual": False,
+        "image_size": None,
+        "num_mel_bins": None,
+        "num_modalities": (None, 2) if sides == (ENCODER,) else None,
+        "multiway": (None, "separate"),
         "num_key_value_heads": config.num_attention_heads,
         "head_dim": config.hidden_size // config.num_attention_heads,
         "positions": ("learned", "xpos", "none", *(("relative_bias",) if len(sides) == 1 else ())),
