@@ -203,6 +203,37 @@ def test_the_command_merges_a_graft_into_a_plain_checkpoint(folder: Path, comman
     assert model.config.intermediate_size == 56
 
 
+def test_a_merged_checkpoint_is_scored_on_texts_and_tasks_as_the_base_is(folder: Path, command: Any) -> None:
+    """`gnomon evaluate` reads the plain folder: new neurons that have not learned yet change no score."""
+    pytest.importorskip("lm_eval", exc_type=ImportError)
+    assert command("graft", "base", "fresh", "--neurons", 8).returncode == 0
+    assert command("graft", "base", "whole", "--merge", "fresh").returncode == 0
+    rows = [{"question": "to be or", "choices": [" not", " be", " the"], "answer": row % 3} for row in range(6)]
+    (folder / "words.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    task = {
+        "task": "words",
+        "dataset_path": "json",
+        "dataset_kwargs": {"data_files": {"test": str(folder / "words.jsonl")}},
+        "test_split": "test",
+        "output_type": "multiple_choice",
+        "doc_to_text": "{{question}}",
+        "doc_to_choice": "{{choices}}",
+        "doc_to_target": "answer",
+        "metric_list": [{"metric": "acc"}],
+    }
+    (folder / "words.yaml").write_text(json.dumps(task))
+    told: dict[str, list[Any]] = {"base": [], "whole": []}
+    for name, scores in told.items():
+        for options in (("--tasks", "words", "--include-path", folder), ("--source", "page.txt")):
+            result = command("evaluate", name, *options, "--json")
+            assert result.returncode == 0, result.stderr
+            scores.append(json.loads(result.stdout))
+    (asked, read), (asked_base, read_base) = told["whole"], told["base"]
+    assert asked["scores"] == asked_base["scores"]
+    assert asked["scores"][0]["value"] == pytest.approx(1 / 3)
+    assert read["loss"] == pytest.approx(read_base["loss"], rel=1e-5)
+
+
 def test_the_example_of_the_readme_runs(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     """What the README says about grafts is executed: exact, larger by 16 tokens a layer, and every name matched."""
     readme = (Path(__file__).resolve().parents[1] / "README.md").read_text(encoding="utf-8")

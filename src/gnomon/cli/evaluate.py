@@ -152,7 +152,7 @@ def _score(
     from gnomon.training.options import DataOptions
     from gnomon.training.tasks import TASKS, find_task, task_of_head
 
-    model = load_model(checkpoint)
+    model = load_model(checkpoint, is_any=True)
     name = task_of_head(type(model).__name__)
     if name is None:
         raise ValueError(f"{checkpoint} holds a {type(model).__name__}, which gnomon evaluate has no score for.")
@@ -190,7 +190,7 @@ def _evaluate_tasks(checkpoint: Path, tokenizer: Path | None, tasks: str, as_jso
     """Print a line a metric of a task."""
     from gnomon.evaluation.harness import evaluate_tasks
 
-    model = load_model(checkpoint)
+    model = load_model(checkpoint, is_any=True)
     names = [name.strip() for name in tasks.split(",") if name.strip()]
     scores = evaluate_tasks(model, load_tokenizer(tokenizer or checkpoint, model), names, **options)
     if as_json:

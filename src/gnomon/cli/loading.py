@@ -9,8 +9,12 @@ if TYPE_CHECKING:
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
 
 
-def load_model(folder: Path) -> "PreTrainedModel":
+def load_model(folder: Path, *, is_any: bool = False) -> "PreTrainedModel":
     """Load a language model for evaluation, on the accelerator if there is one; a graft's folder with its base.
+
+    Args:
+        folder: The checkpoint's.
+        is_any: Take another model of transformers as well, such as one that a graft was merged into.
 
     Raises:
         FileNotFoundError: There is no such folder, or no configuration or no weights in it.
@@ -22,16 +26,30 @@ def load_model(folder: Path) -> "PreTrainedModel":
     from safetensors import SafetensorError
     from transformers.utils import logging
 
-    from gnomon.training.grafting import is_graft, load_grafted
+    from gnomon.training.grafting import is_graft, load_base, load_grafted
     from gnomon.training.preparation import load_checkpoint
 
     logging.disable_progress_bar()
     logging.set_verbosity_error()
     try:
-        model = load_grafted(folder) if is_graft(folder) else load_checkpoint(folder)
+        if is_graft(folder):
+            model = load_grafted(folder)
+        else:
+            model = load_base(folder).float() if is_any and _is_foreign(folder) else load_checkpoint(folder)
     except SafetensorError as error:
         raise ValueError(f"the weights of {folder} are damaged ({error}): name another checkpoint.") from error
     return model.to("cuda" if torch.cuda.is_available() else "cpu").eval()
+
+
+def _is_foreign(folder: Path) -> bool:
+    """Whether a checkpoint is of a class of transformers itself."""
+    import transformers
+
+    from gnomon.training.records import read_json
+
+    path = folder / "config.json"
+    names = (read_json(path).get("architectures") or [""]) if path.is_file() else [""]
+    return hasattr(transformers, names[0])
 
 
 def load_tokenizer(folder: Path, model: "PreTrainedModel") -> "PreTrainedTokenizerBase":
