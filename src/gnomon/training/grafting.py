@@ -43,7 +43,9 @@ def load_base(path: Path) -> PreTrainedModel:
     """
     local = {"local_files_only": True, "trust_remote_code": False}
     if path.suffix == GGUF and path.is_file():
-        return _plain(_from_gguf(AutoModelForCausalLM, path))
+        model = _plain(_from_gguf(AutoModelForCausalLM, path))
+        model.config.name_or_path = str(path)  # the file itself, which a graft's folder will name as its base
+        return model
     if not (path / "config.json").is_file():
         raise FileNotFoundError(f"there is no checkpoint {path}: name a folder with a config.json, or a .gguf file")
     config = AutoConfig.from_pretrained(path, **local)
