@@ -193,17 +193,18 @@ def test_clips_too_short_for_their_transcript_are_left_out_and_listed(folder):
 
 
 def test_a_bad_file_is_counted_and_listed_and_nothing_else_changes(folder):
-    """No sound, an empty one, a missing file and a missing transcript are left out by name."""
+    """No sound, an empty one, a missing file, a missing transcript and no file at all are left out by name."""
     (folder / "0.wav").write_text("no sound")
     save(folder / "1.wav", np.zeros((0, 1), dtype=np.float32))
     (folder / "2.wav").unlink()
-    write_table(folder, [(f"{n}.wav", "" if n == 3 else text) for n, text in enumerate(WORDS)])
-    splits = load_speech(source=folder)
-    assert set(splits.left_out.reasons) == {"0.wav", "1.wav", "2.wav", "3.wav"}
+    rows = [(f"{n}.wav", "" if n == 3 else text) for n, text in enumerate(WORDS)]
+    write_table(folder, [*rows, ("", "a word")])
+    splits, nameless = load_speech(source=folder), f"row {len(rows) + 1} of transcripts.csv"
+    assert set(splits.left_out.reasons) == {"0.wav", "1.wav", "2.wav", "3.wav", nameless}
     assert splits.left_out.reasons["1.wav"] == "it is empty"
     assert splits.left_out.reasons["2.wav"] == "there is no such file"
     assert len(splits.train) + len(splits.validation) == 6
-    assert "4 left out: 0.wav" in splits.describe()
+    assert "5 left out: 0.wav" in splits.describe()
 
 
 def test_a_clip_damaged_later_is_replaced_and_listed(folder):

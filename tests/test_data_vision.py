@@ -112,6 +112,22 @@ def test_train_and_test_folders_are_the_two_sides(folder, tmp_path):
         load_images(source=root, image_size=8)
 
 
+def test_rows_without_a_label_or_a_file_are_counted_and_listed(folder):
+    """An empty cell is no class of its own, and does not end the reading of the others."""
+    files = [file.relative_to(folder).as_posix() for file in sorted(folder.rglob("*.png"))]
+    lines = [*(f"{name},{name.split('/')[0]}" for name in files), f"{files[0]},", f"{files[1]}, ", ",cat"]
+    (folder / "metadata.csv").write_text("\n".join(["file_name,label", *lines]))
+    splits, count = load_images(source=folder, image_size=8), len(files)
+    assert splits.classes == ("cat", "dog", "owl")
+    assert len(splits.train) + len(splits.validation) == count
+    reasons = splits.left_out.reasons
+    assert reasons.pop(f"row {count + 3} of metadata.csv").endswith("not nothing")
+    assert reasons == {f"row {count + row} of metadata.csv": "it has no label" for row in (1, 2)}
+    (folder / "metadata.csv").write_text(f"file_name,label\n{files[0]},\n")
+    with pytest.raises(ValueError, match="metadata.csv holds no label in its column 'label'"):
+        load_images(source=folder, image_size=8)
+
+
 def test_tables_name_files_or_hold_them(folder, tmp_path):
     """A .csv with file names, a Parquet table with contents, and a saved data set give the same images."""
     import datasets

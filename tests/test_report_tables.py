@@ -32,6 +32,16 @@ def test_cells_line_up_and_missing_ones_are_dashes() -> None:
     assert "validation loss (nats/token)" in headings
 
 
+def test_tasks_without_tokens_have_their_own_measures_and_no_nats_a_token() -> None:
+    """Of speech the error rates, of images with texts the recall; what is counted are inputs."""
+    row = {"stage": 0, "tokens": 8, "train_loss": 1.0, "validation_loss": 2.0}
+    headings, cells = ledger_cells([{**row, "character_error_rate": 0.25, "word_error_rate": 0.5}])
+    found = dict(zip(headings, cells[0], strict=True))
+    assert (found["inputs"], found["validation loss"], found["character error rate"]) == ("8", "2.0000", "0.2500")
+    assert not {"perplexity", "bits per byte"} & set(headings)
+    assert "validation loss (nats/token)" in ledger_cells([{**row, "perplexity": 7.4}])[0]
+
+
 def test_markdown_keeps_its_columns_whatever_a_cell_holds() -> None:
     """A bar inside a cell is escaped, so that every line has the same number of columns."""
     table = to_markdown(["name", "loss"], [["a|b", "1.0"]])

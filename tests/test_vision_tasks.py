@@ -190,6 +190,7 @@ def test_earlier_layers_learn_at_smaller_rates() -> None:
             r"the model reads 1 channels of 8 x 8 pixels, and the data give 1 of 12",
         ),
         (lambda r: r["model"].pop("image_size"), "patch_size needs image_size"),
+        (lambda r: r["data"].update(image_size=0), "^data.image_size must be above 0, got 0"),
         (lambda r: r["data"].update(sequence_length=9), "data.sequence_length is 9, which task image-classification"),
         (lambda r: r["data"].update(augmentation={"flop": 1}), "flop"),
         (lambda r: r.update(tokenizer={"kind": "byte"}), "task image-classification reads no text"),
@@ -211,6 +212,15 @@ def test_what_does_not_fit_is_refused_before_anything_is_written(
     with pytest.raises(ValueError, match=message):
         gnomon.train(written, tmp_path / "run", progress=False)
     assert not (tmp_path / "run").exists()
+
+
+def test_a_single_class_is_nothing_to_tell_apart(pictures: Path, tmp_path: Path) -> None:
+    """A classifier of one class would be right about everything."""
+    (tmp_path / "one").mkdir()
+    (tmp_path / "one" / "lying").symlink_to(pictures / "lying")
+    written = recipe(tmp_path / "one")
+    with pytest.raises(ValueError, match="the training data have only one, 'lying'; add rows of another"):
+        gnomon.train(written, tmp_path / "run", progress=False)
 
 
 def test_a_class_that_the_model_does_not_know_is_refused(pictures: Path) -> None:

@@ -185,9 +185,9 @@ def read_clips(rows: MediaRows, audio: str, text: str, group: str | None) -> Cli
     for number in range(len(rows)):
         row = rows[number]
         where = f"row {number + 1} of {rows.name}"
-        sound, name = take_contents(row[audio], where, rows.base)
-        words = row[text]
+        name, words = where, row[text]
         try:
+            sound, name = take_contents(row[audio], where, rows.base)
             if words is None or not str(words).strip():
                 raise ValueError(f"it has no {text}")
             header = read_header(sound)

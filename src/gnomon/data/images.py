@@ -1,7 +1,7 @@
 """Read labeled images: arrays, folders of class folders, and tables with an image column."""
 
 import io
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -212,22 +212,28 @@ def read_image_table(
     titles = rows.class_names(label)
     if titles:
         words = [titles[word] for word in words]
-    present = sorted(set(words), key=lambda word: (isinstance(word, str), word))
+    blank = {row for row, word in enumerate(words) if word is None or str(word).strip() == ""}
+    if len(blank) == len(words):
+        raise ValueError(f"{rows.name} holds no label in its column {label!r}: name another as data.label_column")
+    present = sorted({word for row, word in enumerate(words) if row not in blank}, key=lambda word: (isinstance(word, str), word))
     known = tuple(classes) if classes is not None else titles or tuple(map(str, present))
     numbers = {word: number for number, word in enumerate(known)}
-    for row, word in enumerate(words, start=1):
-        if str(word) not in numbers:
+    for row, word in enumerate(words):
+        if row not in blank and str(word) not in numbers:
             raise ValueError(
-                f"row {row} of {rows.name} has the label {word!r}, which is not among the {len(known)} known ones "
+                f"row {row + 1} of {rows.name} has the label {word!r}, which is not among the {len(known)} known ones "
                 f"({', '.join(known[:10])}): mend the label or leave the row out"
             )
-    labels = np.array([numbers[str(word)] for word in words], dtype=np.int64)
+    labels = np.array([numbers.get(str(word), 0) for word in words], dtype=np.int64)
     lazy = LazyPictures(rows, pictures)
     if isinstance(rows[0][pictures], str):
-        names = rows.column(pictures)
+        names = [name or f"row {row} of {rows.name}" for row, name in enumerate(rows.column(pictures), start=1)]
     else:
         names = [f"{rows.name}:{row}" for row in range(1, len(rows) + 1)]
-    return leave_out_damaged(LabeledImages(lazy, labels, names, known), rows.name)
+    images = LabeledImages(lazy, labels, names, known)
+    for row in blank:
+        images.left_out.add(f"row {row + 1} of {rows.name}", "it has no label")
+    return leave_out_damaged(images, rows.name, blank)
 
 
 class LazyPictures(Sequence[Picture]):
@@ -248,20 +254,27 @@ class LazyPictures(Sequence[Picture]):
         return LazyPictures(self.rows.take(rows), self.column)
 
 
-def leave_out_damaged(images: LabeledImages, where: str) -> LabeledImages:
+def leave_out_damaged(images: LabeledImages, where: str, others: Collection[int] = ()) -> LabeledImages:
     """Without the images that cannot be read, which are listed; of very many, those are found when they are used.
+
+    Args:
+        images: What there is.
+        where: What holds them, for messages.
+        others: Rows that are left out whatever their image.
 
     Raises:
         ValueError: None can be read.
     """
     kept = []
     for row in range(min(len(images), DECODED_AT_ONCE)):
+        if row in others:
+            continue
         try:
             decode_image(images.images[row], 3)
             kept.append(row)
         except ValueError as error:
             images.left_out.add(images.names[row], str(error))
-    kept += range(DECODED_AT_ONCE, len(images))
+    kept += [row for row in range(DECODED_AT_ONCE, len(images)) if row not in others]
     if not kept:
         raise ValueError(f"{where} holds no image that can be read ({images.left_out.describe(shown=1)})")
     return images if len(kept) == len(images) else images.take(kept)

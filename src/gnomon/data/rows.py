@@ -215,4 +215,5 @@ def take_contents(value: Any, where: str, base: Path | None) -> tuple[Path | byt
         return value, where
     if isinstance(value, str) and value:
         return (base or Path()) / value, value
-    raise ValueError(f"{where} must hold a file's name or its contents, not {type(value).__name__}")
+    given = "nothing" if value is None or value == "" else type(value).__name__
+    raise ValueError(f"{where} must hold a file's name or its contents, not {given}")

@@ -47,8 +47,17 @@ MEASURES = {
     "macro_f1": "macro F1",
     "bleu": "BLEU",
     "chrf": "chrF",
+    "character_error_rate": "character error rate",
+    "word_error_rate": "word error rate",
+    "recall_at_1": "recall@1",
+    "level_error": "error of a hidden pixel (of 255)",
 }
 """What tasks score beside the loss: key -> heading, in the order of the columns."""
+
+OF_TOKENS = frozenset({"perplexity", "bits_per_byte", "pseudo_perplexity"})
+"""Measures whose tasks count tokens, and lose nats on each; others count images, frames or rows."""
+
+PLAIN_HEADINGS = {"tokens": "inputs", "train_loss": "training loss", "validation_loss": "validation loss"}
 
 
 def columns_for(columns: Mapping[str, str], rows: Rows) -> dict[str, str]:
@@ -60,6 +69,8 @@ def columns_for(columns: Mapping[str, str], rows: Rows) -> dict[str, str]:
     found = [name for name in MEASURES if any(name in row for row in rows)]
     if not found:
         return dict(columns)
+    if not OF_TOKENS & set(found):
+        columns = {name: PLAIN_HEADINGS.get(name, heading) for name, heading in columns.items()}
     first = next(place for place, name in enumerate(columns) if name in MEASURES)
     others = [(name, heading) for name, heading in columns.items() if name not in MEASURES]
     return dict([*others[:first], *((name, MEASURES[name]) for name in found), *others[first:]])
@@ -75,10 +86,10 @@ def format_cell(key: str, value: Any) -> str:
         return "-"
     if key == "flops":
         return f"{value:.3e}"
-    if isinstance(value, float) and (key.endswith("loss") or key in ("bits_per_byte", "accuracy", "macro_f1")):
-        return f"{value:.4f}"
-    if isinstance(value, float) and key in ("perplexity", "pseudo_perplexity", "bleu", "chrf"):
+    if isinstance(value, float) and key in ("perplexity", "pseudo_perplexity", "bleu", "chrf", "level_error"):
         return f"{value:,.2f}"
+    if isinstance(value, float) and (key.endswith("loss") or key == "bits_per_byte" or key in MEASURES):
+        return f"{value:.4f}"
     if isinstance(value, float) and key == "seconds":
         return f"{value:,.1f}"
     return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)

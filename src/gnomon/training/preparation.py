@@ -111,6 +111,11 @@ def prepare(recipe: Recipe) -> Preparation:
     splits = {_key(data): task.load(data) for data in sources}
     first = splits[_key(sources[0])].train
     processor, labels = task.build_processor(recipe, first), task.labels(first)
+    if len(labels) == 1:
+        raise ValueError(
+            f"task {recipe.task} tells classes apart, and the training data have only one, {labels[0]!r}; "
+            "add rows of another, or name other data."
+        )
     encoded: dict[str, StageData] = {}
     for data in sources:
         if (key := data.model_dump_json()) not in encoded:

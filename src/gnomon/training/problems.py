@@ -1,6 +1,7 @@
 """What is wrong with a recipe, as one sentence: the key, the value, and what to do."""
 
 import difflib
+import re
 import typing
 from collections.abc import Sequence
 from typing import Any
@@ -26,6 +27,8 @@ _BOUNDS = {
     "less_than": ("lt", "below"),
     "less_than_equal": ("le", "at most"),
 }
+_BRANCH = re.compile(r"[-\[(]|^(int|float|str|bool)$")
+"""What pydantic puts into a path for the kinds that a value may have; no key of a recipe looks so."""
 _EXAMPLES = {
     "model": "model: {preset: tokenformer-tiny}",
     "data": "data: {name: shakespeare, sequence_length: 128}",
@@ -58,8 +61,8 @@ def suggestion(key: str, known: Sequence[str]) -> str:
 
 def _describe(problem: ErrorDetails) -> str:
     """One finding: rule, value, remedy."""
-    path = ".".join(str(part) for part in problem["loc"]) or "the recipe"
-    key = str(problem["loc"][-1]) if problem["loc"] else "the recipe"
+    keys = [str(part) for part in problem["loc"] if not _BRANCH.search(str(part))]
+    path, key = ".".join(keys) or "the recipe", keys[-1] if keys else "the recipe"
     kind, value, context = problem["type"], _shorten(problem["input"]), problem.get("ctx", {})
     if kind == "extra_forbidden":
         return f"{path} is no key of a recipe (its value is {value}); {_place(problem['loc'])}"

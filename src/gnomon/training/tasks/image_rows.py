@@ -178,8 +178,8 @@ def with_labels(rows: ImageRows, labels: Sequence[str]) -> ImageRows:
         return rows
     if unknown := [name for name in classes if name not in labels]:
         raise ValueError(
-            f"the class {unknown[0]!r} is none of the {len(labels)} that the model knows ({', '.join(labels[:5])}, "
-            "...); leave its images out, or train on them."
+            f"the class {unknown[0]!r} is none of the {len(labels)} that the model knows ({', '.join(labels[:5])}"
+            f"{', ...' if len(labels) > 5 else ''}); leave its images out, or train on them."
         )
     numbers = np.array([labels.index(name) for name in classes])
     images = replace(rows.images, labels=numbers[rows.images.labels], classes=tuple(labels))
