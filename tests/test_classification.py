@@ -6,11 +6,27 @@ import torch.nn.functional as F
 from transformers import AutoModelForSequenceClassification, AutoModelForTokenClassification
 
 from contract import DIFFERENT, SAME, gap
-from gnomon import GnomonConfig, GnomonForMaskedLM, GnomonForSequenceClassification, GnomonForTokenClassification
+from gnomon import (
+    GnomonConfig,
+    GnomonForAudioClassification,
+    GnomonForCTC,
+    GnomonForImageClassification,
+    GnomonForMaskedImageModeling,
+    GnomonForMaskedLM,
+    GnomonForSequenceClassification,
+    GnomonForTokenClassification,
+)
 from gnomon.models.classification import pool
 from samples import PLACED, VARIANTS, build, random_ids
 
 LABELS = {"num_labels": 5}
+IMAGES = {"vocab_size": None, "image_size": 12, "patch_size": 4}
+SOUNDS = {"vocab_size": None, "num_mel_bins": 8, "num_conv_pos_embeddings": 4}
+KINDS = {
+    "texts": (GnomonForSequenceClassification, {}),
+    "images": (GnomonForImageClassification, IMAGES),
+    "sounds": (GnomonForAudioClassification, SOUNDS),
+}
 
 
 def classifier(variant: str = "linear", **changes):
@@ -45,6 +61,7 @@ def test_pooling_takes_the_tokens_that_it_names() -> None:
     assert pool(hidden, None, "mean").flatten().tolist() == [2.5, 8.5]
 
 
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
     ("num_labels", "problem_type", "labels", "loss"),
     [
@@ -60,13 +77,32 @@ def test_pooling_takes_the_tokens_that_it_names() -> None:
         (5, "regression", torch.ones(3, 5), F.mse_loss),
     ],
 )
-def test_the_loss_follows_the_labels(num_labels: int, problem_type: str | None, labels, loss) -> None:
-    """One class, several classes or numbers, as the labels or `problem_type` say."""
-    model = classifier(num_labels=num_labels, problem_type=problem_type)
-    outputs = model(input_ids=random_ids(3, 7), labels=labels)
+def test_the_loss_follows_the_labels(num_labels: int, problem_type: str | None, labels, loss, kind: str) -> None:
+    """One class, several classes or numbers, as the labels or `problem_type` say, of texts, images and sounds."""
+    cls, fields = KINDS[kind]
+    model = build(cls, {**VARIANTS["linear"], **fields, "num_labels": num_labels, "problem_type": problem_type})
+    outputs = model(**model.random_inputs(rows=3, length=7), labels=labels)
     torch.testing.assert_close(outputs.loss, loss(outputs.logits, labels))
     outputs.loss.backward()
     assert all(parameter.grad is not None and parameter.grad.any() for parameter in model.parameters())
+
+
+@pytest.mark.parametrize(
+    ("cls", "fields"),
+    [
+        (GnomonForImageClassification, {**IMAGES, **LABELS}),
+        (GnomonForMaskedImageModeling, IMAGES),
+        (GnomonForAudioClassification, {**SOUNDS, **LABELS}),
+        (GnomonForCTC, {**SOUNDS, "vocab_size": 20}),
+    ],
+)
+def test_what_embeds_images_and_sounds_can_be_hooked_for_gradients(cls: type, fields: dict) -> None:
+    """With every parameter frozen, as under an adapter, gradients flow from the embeddings once that is asked for."""
+    model = build(cls, {**VARIANTS["linear"], **fields}).requires_grad_(False)
+    inputs = model.random_inputs(rows=2, length=7)
+    assert not model(**inputs, output_hidden_states=True).hidden_states[-1].requires_grad
+    model.enable_input_require_grads()
+    assert model(**inputs, output_hidden_states=True).hidden_states[-1].requires_grad
 
 
 def test_label_smoothing_spreads_the_target() -> None:

@@ -1,6 +1,7 @@
 """Grafted models under transformers' tools and on the command line."""
 
 import json
+import os
 import re
 import signal
 import sys
@@ -269,6 +270,32 @@ def test_bad_input_gets_one_sentence_and_leaves_nothing(
     assert said in result.stderr
     assert len([line for line in result.stderr.splitlines() if line.startswith("error:")]) == 1
     assert not (folder / "out").exists()
+
+
+class _Trap:
+    """An object whose unpickling makes a folder."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.mkdir, (str(self.path),)
+
+
+def test_a_base_with_code_in_its_weights_is_refused_and_nothing_runs(folder: Path, command: Any) -> None:
+    """A `.bin` of weights and one object more: an error, no folder made by it, and no graft."""
+    weights = hf.AutoModelForCausalLM.from_pretrained(folder / "base").state_dict()
+    (folder / "trap").mkdir()
+    (folder / "trap" / "config.json").write_bytes((folder / "base" / "config.json").read_bytes())
+    torch.save({**weights, "trap": _Trap(folder / "sprung")}, folder / "trap" / "pytorch_model.bin")
+    result = command("graft", "trap", "out", "--tokens", 4)
+    assert result.returncode == 2, result.stderr
+    assert "trap hold more than tensors" in result.stderr
+    assert len(result.stderr.splitlines()) == 1
+    assert not (folder / "sprung").exists()
+    assert not (folder / "out").exists()
+    torch.load(folder / "trap" / "pytorch_model.bin", weights_only=False)
+    assert (folder / "sprung").exists(), "the trap is none"
 
 
 def test_a_gnomon_checkpoint_is_sent_to_grow(folder: Path, command: Any) -> None:

@@ -136,6 +136,21 @@ def test_a_saved_model_loads_as_it_was(form: str, tmp_path) -> None:
         assert torch.equal(loaded(**batch).logits_per_image, model(**batch).logits_per_image)
 
 
+@torch.no_grad()
+def test_more_words_are_more_rows_of_the_tower_of_texts(tmp_path) -> None:
+    """`resize_token_embeddings` keeps the old rows; the configuration follows, and the file comes back."""
+    model = model_of()
+    batch = model.random_inputs(rows=3, length=9)
+    before = model(**batch).logits_per_text
+    model.resize_token_embeddings(80)
+    assert model.config.vocab_size == model.config.text_config.vocab_size == 80
+    assert torch.equal(model(**batch).logits_per_text, before)
+    model.save_pretrained(tmp_path)
+    loaded = GnomonForImageTextContrastive.from_pretrained(tmp_path)
+    assert loaded.get_input_embeddings().weight.shape[0] == 80
+    assert torch.equal(loaded(**batch).logits_per_text, before)
+
+
 @pytest.mark.parametrize("tower", ["text_model", "vision_model"])
 @pytest.mark.parametrize(
     "sizes", [{"num_attention_tokens": 24, "num_output_tokens": 31}, {"num_hidden_layers": 3}, {"hidden_size": 64}]

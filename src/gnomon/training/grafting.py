@@ -1,5 +1,6 @@
 """Bases to graft, read from disk as they are, and a graft's training on text with everything else frozen."""
 
+import pickle
 import tempfile
 from collections.abc import Callable
 from functools import partial
@@ -56,7 +57,13 @@ def load_base(path: Path) -> PreTrainedModel:
         )
     names = config.architectures or ["AutoModel"]
     architecture = getattr(transformers, names[0], transformers.AutoModel)
-    model, report = architecture.from_pretrained(path, dtype="auto", output_loading_info=True, **local)
+    try:
+        model, report = architecture.from_pretrained(path, dtype="auto", output_loading_info=True, **local)
+    except pickle.UnpicklingError as error:
+        raise ValueError(
+            f"the weights of {path} hold more than tensors, and reading the rest could run code: nothing in them was "
+            "run; take a checkpoint with .safetensors files, or a .bin of tensors alone"
+        ) from error
     if report["missing_keys"]:
         raise ValueError(
             f"the checkpoint {path} lacks the tensor {sorted(report['missing_keys'])[0]} "
