@@ -193,18 +193,19 @@ def test_clips_too_short_for_their_transcript_are_left_out_and_listed(folder):
 
 
 def test_a_bad_file_is_counted_and_listed_and_nothing_else_changes(folder):
-    """No sound, an empty one, a missing file, a missing transcript and no file at all are left out by name."""
+    """No sound, an empty one, no numbers, a missing file, transcript or file's name are left out by name."""
     (folder / "0.wav").write_text("no sound")
     save(folder / "1.wav", np.zeros((0, 1), dtype=np.float32))
     (folder / "2.wav").unlink()
+    soundfile.write(folder / "4.wav", np.full(4000, np.nan, dtype=np.float32), 8000, subtype="FLOAT")
     rows = [(f"{n}.wav", "" if n == 3 else text) for n, text in enumerate(WORDS)]
     write_table(folder, [*rows, ("", "a word")])
     splits, nameless = load_speech(source=folder), f"row {len(rows) + 1} of transcripts.csv"
-    assert set(splits.left_out.reasons) == {"0.wav", "1.wav", "2.wav", "3.wav", nameless}
+    assert set(splits.left_out.reasons) == {"0.wav", "1.wav", "2.wav", "3.wav", "4.wav", nameless}
     assert splits.left_out.reasons["1.wav"] == "it is empty"
     assert splits.left_out.reasons["2.wav"] == "there is no such file"
-    assert len(splits.train) + len(splits.validation) == 6
-    assert "5 left out: 0.wav" in splits.describe()
+    assert len(splits.train) + len(splits.validation) == 5
+    assert "6 left out: 0.wav" in splits.describe()
 
 
 def test_a_clip_damaged_later_is_replaced_and_listed(folder):

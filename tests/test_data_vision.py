@@ -124,7 +124,7 @@ def test_rows_without_a_label_or_a_file_are_counted_and_listed(folder):
     assert reasons.pop(f"row {count + 3} of metadata.csv").endswith("not nothing")
     assert reasons == {f"row {count + row} of metadata.csv": "it has no label" for row in (1, 2)}
     (folder / "metadata.csv").write_text(f"file_name,label\n{files[0]},\n")
-    with pytest.raises(ValueError, match="metadata.csv holds no label in its column 'label'"):
+    with pytest.raises(ValueError, match=r"metadata\.csv holds no label in its column 'label'"):
         load_images(source=folder, image_size=8)
 
 

@@ -11,8 +11,10 @@ import torch
 from PIL import Image
 from torch import nn
 
+from gnomon import GnomonConfig, GnomonForMaskedImageModeling
 from gnomon.data.image_text import load_image_text
 from gnomon.data.vision import load_images
+from gnomon.report.paintings import painted_samples
 from gnomon.report.samples import (
     Sample,
     choose_rows,
@@ -21,6 +23,7 @@ from gnomon.report.samples import (
     retrieved_samples,
     write_samples,
 )
+from gnomon.training.tasks.image_rows import ImageSet
 
 
 class Constant(nn.Module):
@@ -93,6 +96,50 @@ def test_retrieval_sheet_says_where_the_label_came():
     assert (samples[0].label, samples[0].prediction) == (texts[0], texts[1])
     assert samples[0].remark == f", the label ranks 2 of {len(texts)}"
     assert samples[1].is_right
+
+
+def test_painted_patches_stand_beside_the_image_and_what_was_hidden(tmp_path):
+    """Three pictures with a gap: the whole image, gray where it was hidden, and the model's pixels there alone."""
+    splits = load_images(name="digits")
+    rows = ImageSet(splits.validation, mask_ratio=0.5)
+    fields = {"image_size": 8, "patch_size": 4, "num_channels": 1, "hidden_size": 16, "num_attention_heads": 2}
+    model = GnomonForMaskedImageModeling(GnomonConfig(**fields, num_hidden_layers=1))
+    with torch.no_grad():
+        model.pixel_head.weight.zero_()  # it paints the middle level everywhere
+    samples, summary = painted_samples(model, rows, 3)
+    assert summary.startswith("3 of 360 images")
+    for number, sample in enumerate(samples):
+        whole, hidden, painted = (sample.image[:, start : start + 8, 0] for start in (0, 9, 18))
+        row = number * 360 // 3
+        np.testing.assert_array_equal(whole, splits.validation.array(row)[:, :, 0])
+        mask = rows.masks([row], 4).view(2, 2).repeat_interleave(4, 0).repeat_interleave(4, 1).numpy()
+        assert set(hidden[mask]) == {160}
+        assert set(painted[mask]) <= {127, 128}
+        for shown in (hidden, painted):
+            np.testing.assert_array_equal(shown[~mask], whole[~mask])
+        assert sample.name == splits.validation.images.names[row]
+    page = write_samples(tmp_path / "sheet.html", samples, "Painted", summary).read_text(encoding="utf-8")
+    assert "levels off" in page
+    assert "<dt>label" not in page
+    assert write_samples(tmp_path / "sheet.png", samples, "Painted $1", summary).stat().st_size > 5_000
+
+
+def test_an_input_that_cannot_be_read_any_more_is_said_in_its_place(tmp_path):
+    """One file that went bad does not take the sheet of all others with it."""
+    folder = tmp_path / "pictures"
+    for name in ("a", "b"):
+        (folder / name).mkdir(parents=True)
+        for number in range(6):
+            Image.new("L", (8, 8), number).save(folder / name / f"{number}.png")
+    splits = load_images(source=folder, image_size=8, num_channels=1, validation_percent=50)
+    bad = splits.validation.images.names[0]
+    (folder / bad).write_bytes(b"")
+    samples, _ = classified_samples(Constant(), splits.validation, ["a", "b", *"cdefghij"], collate=splits.collate())
+    assert samples[0].image is None
+    assert samples[0].text == f"{bad} cannot be shown: it is no image, or empty"
+    for ending in ("html", "png"):
+        write_samples(tmp_path / f"sheet.{ending}", samples, "Title")
+    assert bad in (tmp_path / "sheet.html").read_text(encoding="utf-8")
 
 
 def test_other_endings_and_empty_sheets_are_refused(tmp_path):

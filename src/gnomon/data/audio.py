@@ -24,6 +24,9 @@ WINDOW_SECONDS, HOP_SECONDS = 0.025, 0.010
 HIGHEST_RATE = 16_000
 """The rate in hertz that sound is brought down to where nothing else is asked for; lower rates are kept."""
 
+DECODED_SECONDS = 3600.0
+"""Up to so much sound is decoded when it is loaded, to find damaged files; of more, each when it is used."""
+
 SHORTEST_FRAMES = 2
 """Features are normalized over their frames, which takes two."""
 
@@ -170,7 +173,7 @@ class Clips:
 
 
 def read_clips(rows: MediaRows, audio: str, text: str, group: str | None) -> Clips:
-    """The clips of a table whose header can be read; the others are left out and listed.
+    """The clips of a table that can be read; the others are left out and listed.
 
     Args:
         rows: The table.
@@ -191,6 +194,8 @@ def read_clips(rows: MediaRows, audio: str, text: str, group: str | None) -> Cli
             if words is None or not str(words).strip():
                 raise ValueError(f"it has no {text}")
             header = read_header(sound)
+            if clips.seconds <= DECODED_SECONDS:
+                read_sound(sound, header.rate)
         except ValueError as error:
             clips.left_out.add(name, str(error))
             continue

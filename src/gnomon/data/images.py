@@ -215,7 +215,9 @@ def read_image_table(
     blank = {row for row, word in enumerate(words) if word is None or str(word).strip() == ""}
     if len(blank) == len(words):
         raise ValueError(f"{rows.name} holds no label in its column {label!r}: name another as data.label_column")
-    present = sorted({word for row, word in enumerate(words) if row not in blank}, key=lambda word: (isinstance(word, str), word))
+    present = sorted(
+        {word for row, word in enumerate(words) if row not in blank}, key=lambda word: (isinstance(word, str), word)
+    )
     known = tuple(classes) if classes is not None else titles or tuple(map(str, present))
     numbers = {word: number for number, word in enumerate(known)}
     for row, word in enumerate(words):

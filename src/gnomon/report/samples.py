@@ -3,6 +3,7 @@
 import base64
 import io
 import textwrap
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,11 @@ LOWEST_LEVEL, HIGHEST_LEVEL = -2.0, 3.0
 RIGHT, WRONG = "#1b7837", "#b2182b"
 """Green and red of equal darkness; the words `right` and `wrong` stand beside them."""
 
+COLORS = {True: RIGHT, False: WRONG, None: "#1a1a1a"}
+
+WIDE_FONTS = ("Noto Sans CJK JP", "Noto Sans CJK SC", "WenQuanYi Zen Hei", "Droid Sans Fallback", "Arial Unicode MS")
+"""Fonts with many scripts, used where they are installed."""
+
 PAGE = (
     """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>{{ title }}</title>
@@ -35,19 +41,22 @@ figure.right { border-top-color: """
     + """ } figure.wrong { border-top-color: """
     + WRONG
     + """ }
-img { max-width: 100%; image-rendering: pixelated; display: block; margin-bottom: .5rem }
-dl { display: grid; grid-template-columns: auto 1fr; gap: 0 .6rem; margin: 0 } dt { color: #595959 } dd { margin: 0 }
+img { max-width: 100%; image-rendering: pixelated; display: block; margin-bottom: .5rem; outline: 1px solid #ddd }
+dl { display: grid; grid-template-columns: auto 1fr; gap: 0 .6rem; margin: 0 } dt { color: #595959 }
+dd { margin: 0; overflow-wrap: anywhere }
 small { color: #595959; overflow-wrap: anywhere }
 </style></head><body>
 <h1>{{ title }}</h1>
 <p>{{ summary }}</p>
 <main>{% for sample, picture in samples %}
-<figure class="{{ 'right' if sample.is_right else 'wrong' }}">
-{% if picture %}<img src="data:image/png;base64,{{ picture }}" alt="{{ sample.kind }} of {{ sample.label }}">{% endif %}
-<figcaption>{% if sample.text %}<p>{{ sample.text }}</p>{% endif %}<dl>
+<figure class="{{ {True: 'right', False: 'wrong'}.get(sample.is_right, 'shown') }}">
+{% if picture %}<img src="data:image/png;base64,{{ picture }}"
+alt="{{ sample.kind }} of {{ sample.label or sample.name }}">{% endif %}
+<figcaption>{% if sample.text %}<p>{{ sample.text }}</p>{% endif %}
+{% if sample.is_right is none %}<p>{{ sample.verdict }}</p>{% else %}<dl>
 <dt>label</dt><dd>{{ sample.label }}</dd>
 <dt>model</dt><dd>{{ sample.prediction or '(nothing)' }}</dd>
-<dt>that is</dt><dd>{{ 'right' if sample.is_right else 'wrong' }}{{ sample.remark }}</dd></dl>
+<dt>that is</dt><dd>{{ sample.verdict }}</dd></dl>{% endif %}
 <small>{{ sample.name }}</small></figcaption></figure>{% endfor %}
 </main></body></html>
 """
@@ -61,7 +70,7 @@ class Sample:
     Attributes:
         label: What is right.
         prediction: What the model said.
-        is_right: Whether that is right.
+        is_right: Whether that is right; None where there is no label to compare with.
         image: The input as (height, width, 1 or 3) bytes, if it is an image.
         features: The input as (frames, mel bins), if it is sound.
         text: The input, if it is text.
@@ -71,12 +80,17 @@ class Sample:
 
     label: str
     prediction: str
-    is_right: bool
+    is_right: bool | None
     image: np.ndarray | None = None
     features: np.ndarray | None = None
     text: str = ""
     name: str = ""
     remark: str = ""
+
+    @property
+    def verdict(self) -> str:
+        """Right or wrong, and the remark."""
+        return f"{ {True: 'right', False: 'wrong', None: ''}[self.is_right] }{self.remark}"
 
     @property
     def kind(self) -> str:
@@ -198,9 +212,12 @@ def retrieved_samples(
 
 def _input(rows: Any, row: int) -> dict[str, Any]:
     """A row's input as a sample shows it, and its name."""
-    if hasattr(rows, "clips"):
-        return {"features": rows.features(row).numpy(), "name": rows.clips.names[row]}
-    return {"image": rows.array(row), "name": rows.images.names[row]}
+    name = rows.clips.names[row] if hasattr(rows, "clips") else rows.images.names[row]
+    try:
+        shown = {"features": rows.features(row).numpy()} if hasattr(rows, "clips") else {"image": rows.array(row)}
+    except ValueError as error:
+        return {"text": f"{name} cannot be shown: {error}", "name": name}
+    return {**shown, "name": name}
 
 
 def _summary(is_right: Sequence[bool], shown: int, what: str) -> str:
@@ -241,37 +258,71 @@ def render_page(samples: Sequence[Sample], title: str, summary: str) -> str:
 
     template = jinja2.Environment(autoescape=True).from_string(PAGE)
     pictures = [(sample, base64.b64encode(_png(sample)).decode() if _has_picture(sample) else "") for sample in samples]
-    width = 22 if any(sample.features is not None for sample in samples) else 13
+    width = 22 if any(_is_wide(sample) for sample in samples) else 13
     return template.render(title=title, summary=summary, samples=pictures, width=width)
 
 
 def draw_sheet(samples: Sequence[Sample], title: str, summary: str) -> bytes:
     """The samples in a grid, as the contents of a PNG file."""
+    import matplotlib
     from matplotlib.figure import Figure
 
-    is_sound = any(sample.features is not None for sample in samples)
-    columns = min(3 if is_sound else 6, len(samples))
+    is_sound, is_wide = any(sample.features is not None for sample in samples), any(map(_is_wide, samples))
+    columns = min(3 if is_wide else 6, len(samples))
     lines = -(-len(samples) // columns)
-    figure = Figure(figsize=(12, 0.8 + lines * (2.4 if is_sound else 2.8)), layout="constrained")
-    figure.suptitle(f"{title}\n{summary}" if summary else title, fontsize=10)
-    grid = np.atleast_1d(figure.subplots(lines, columns)).ravel()
-    for axes in grid:
-        axes.set_axis_off()
-    for axes, sample in zip(grid, samples, strict=False):
-        if _has_picture(sample):
-            axes.imshow(picture(sample), interpolation="nearest", aspect="auto" if is_sound else "equal")
-        verdict = "right" if sample.is_right else "wrong"
-        words = f"label: {_wrap(sample.label, is_sound)}\nmodel: {_wrap(sample.prediction or '(nothing)', is_sound)}"
-        axes.set_title(f"{words}\n{verdict}{sample.remark}", fontsize=7, color=RIGHT if sample.is_right else WRONG)
     stream = io.BytesIO()
-    figure.savefig(stream, dpi=110, format="png")
+    with matplotlib.rc_context({"font.family": _fonts()}), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph")  # letters that no font here has are boxes
+        figure = Figure(
+            figsize=(12, 0.8 + lines * (2.4 if is_sound else 2.0 if is_wide else 2.8)), layout="constrained"
+        )
+        figure.suptitle(_plain(f"{title}\n{summary}" if summary else title), fontsize=10)
+        grid = np.atleast_1d(figure.subplots(lines, columns)).ravel()
+        for axes in grid:
+            axes.set_axis_off()
+        for axes, sample in zip(grid, samples, strict=False):
+            if _has_picture(sample):
+                axes.imshow(picture(sample), interpolation="nearest", aspect="auto" if is_sound else "equal")
+                axes.set_axis_on()
+                axes.set(xticks=[], yticks=[])
+                axes.spines[:].set_color("#dddddd")
+            axes.set_title(_words(sample, is_wide), fontsize=7, color=COLORS[sample.is_right])
+        figure.savefig(stream, dpi=110, format="png")
     return stream.getvalue()
+
+
+def _words(sample: Sample, is_wide: bool) -> str:
+    """What stands above a picture."""
+    if not _has_picture(sample) and sample.text:
+        return _wrap(sample.text, is_wide)
+    if sample.is_right is None:
+        return _wrap(sample.verdict, is_wide)
+    said = _wrap(sample.prediction or "(nothing)", is_wide)
+    return f"label: {_wrap(sample.label, is_wide)}\nmodel: {said}\n{sample.verdict}"
+
+
+def _fonts() -> list[str]:
+    """matplotlib's own font, and those installed here that have the letters which it lacks."""
+    from matplotlib.font_manager import fontManager
+
+    installed = {font.name for font in fontManager.ttflist}
+    return ["DejaVu Sans", *(name for name in WIDE_FONTS if name in installed)]
+
+
+def _is_wide(sample: Sample) -> bool:
+    """Whether a picture takes the place of two: a spectrogram, or images side by side."""
+    image = sample.image
+    return sample.features is not None or (image is not None and image.shape[1] > 2 * image.shape[0])
 
 
 def _wrap(words: str, is_sound: bool) -> str:
     """Cut words to two lines above a picture, as plain text for matplotlib."""
-    lines = textwrap.wrap(words, 62 if is_sound else 26, max_lines=2, placeholder=" ...")
-    return "\n".join(lines).replace("$", r"\$")
+    return _plain("\n".join(textwrap.wrap(words, 62 if is_sound else 26, max_lines=2, placeholder=" ...")))
+
+
+def _plain(words: str) -> str:
+    """Words that matplotlib takes for no formula."""
+    return words.replace("$", r"\$")
 
 
 def _has_picture(sample: Sample) -> bool:

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from gnomon.evaluation.retrieval import embed_pairs
+from gnomon.report.paintings import painted_samples
 from gnomon.report.samples import Sample, classified_samples, retrieved_samples, transcribed_samples, write_samples
 from gnomon.training.tasks import find_task
 
@@ -20,6 +21,10 @@ def _transcripts(task: str, model: Any, rows: Any, processor: Any, score: Any) -
     return transcribed_samples(rows, score.transcripts)
 
 
+def _paintings(task: str, model: Any, rows: Any, processor: Any, score: Any) -> Samples:
+    return painted_samples(model, rows)
+
+
 def _texts(task: str, model: Any, rows: Any, processor: Any, score: Any) -> Samples:
     images, words, _, _ = embed_pairs(model, rows, collate=find_task(task).collate(processor, model))
     return retrieved_samples(rows, images @ words.T, list(dict.fromkeys(rows.texts)))
@@ -29,6 +34,7 @@ SHEETS: dict[str, Callable[..., Samples]] = {
     "audio-classification": _classes,
     "image-classification": _classes,
     "image-text-contrastive": _texts,
+    "masked-image-modeling": _paintings,
     "speech-recognition": _transcripts,
     "speech-to-text": _transcripts,
 }
