@@ -106,3 +106,21 @@ def test_every_command_of_the_makefile_is_explained_by_its_help() -> None:
     command = ["make", "--no-print-directory", "help"]  # make tells its folder when another make has called it
     shown = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
     assert {line.split()[0] for line in shown.splitlines()} == set(shlex.split(phony))
+
+
+def test_the_page_of_the_peers_tests_has_every_class_and_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One row for each class in each form, none with a failure, and the README gives their sum."""
+    monkeypatch.syspath_prepend(ROOT / "tests" / "peer")
+    from models import FORMS, MODELS, case_name, left_out
+
+    page = (ROOT / "docs" / "peer-tests.md").read_text(encoding="utf-8")
+    rows = {
+        case: tuple(map(int, counts))
+        for case, *counts in re.findall(r"^\| (.+) \| (\d+) \| (\d+) \| (\d+) \|$", page, re.M)
+    }
+    total = rows.pop("all")
+    assert set(rows) == {case_name(name, form) for name in MODELS for form in FORMS}
+    assert total == tuple(map(sum, zip(*rows.values(), strict=True)))
+    assert total[2] == 0
+    assert f"{total[0]} pass, none fails" in README
+    assert not left_out()
