@@ -224,7 +224,8 @@ def _read_pairs(
     kept = [row for row, words in enumerate(texts) if words]
     if not kept:
         raise ValueError(f"{rows.name} holds no text at all in its column {text!r}: name another as data.text_column")
-    names = [f"{rows.name}:{row + 1}" for row in range(len(rows))]
+    files = rows.column(image) if isinstance(rows[0][image], str) else [""] * len(rows)
+    names = [f"{rows.name}:{row} {file or ''}".rstrip() for row, file in enumerate(files, start=1)]
     pairs = _captioned(LazyPictures(rows, image), texts, names)
     for row, words in enumerate(texts):
         if not words:
