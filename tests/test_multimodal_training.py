@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 from typer.testing import CliRunner
 
@@ -14,6 +15,7 @@ from gnomon.cli.main import app
 from gnomon.training.options import DataOptions
 from gnomon.training.recipe import load_recipe
 from gnomon.training.tasks import find_task
+from tiny_runs import resumed_weights
 
 TOWER = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
 MODEL = {
@@ -92,6 +94,12 @@ def test_a_trained_checkpoint_goes_on(trained: Path, pictures: Path, tmp_path: P
     del more["tokenizer"]
     result = gnomon.train(more, tmp_path / "more", progress=False)
     assert result.ledger[-1]["recall_at_1"] >= 0.6
+
+
+def test_a_resumed_run_of_pairs_ends_as_one_that_never_stopped(pictures: Path, tmp_path: Path) -> None:
+    """Changes of the images included: the same weights, bit by bit."""
+    whole, resumed = resumed_weights(recipe(pictures, max_steps=8, save_every=5), tmp_path, 5)
+    assert all(torch.equal(resumed[name], tensor) for name, tensor in whole.items())
 
 
 def test_what_cannot_be_trained_is_refused(pictures: Path, tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from gnomon.training.optimization import layer_rates, spread_rates
 from gnomon.training.options import DataOptions
 from gnomon.training.recipe import load_recipe
 from gnomon.training.tasks import find_task, task_of_fields
+from tiny_runs import resumed_weights
 
 MODEL = {
     "image_size": 8,
@@ -59,7 +60,7 @@ def recipe(pictures: Path, task: str = "image-classification", **training: Any) 
 def trained(pictures: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A short run with every habit of training: changed images, mixup, smoothing, micro-batches, growth."""
     output = tmp_path_factory.mktemp("runs") / "classes"
-    written = recipe(pictures, max_steps=24, label_smoothing=0.1, gradient_accumulation_steps=2, batch_size=10)
+    written = recipe(pictures, max_steps=120, label_smoothing=0.1, gradient_accumulation_steps=2, batch_size=10)
     written["data"]["augmentation"] = {"crop_padding": 1, "flip": 0.5, "mixup": 0.3, "rand_augment_operations": 1}
     growth = {"num_attention_tokens": 12, "num_feed_forward_tokens": 32, "num_output_tokens": 12}
     written["stages"].append({"growth": growth, "training": {"max_steps": 4}})
@@ -72,7 +73,7 @@ def test_a_classifier_of_images_trains_grows_exactly_and_keeps_its_books(trained
     first, second = (json.loads(line) for line in (trained / "ledger.jsonl").read_text().splitlines())
     assert (first["status"], second["status"]) == ("finished", "finished")
     # micro-batches of 10 two by two, of which the last of an epoch may be alone
-    assert first["tokens"] > 24 * 10
+    assert first["tokens"] > 120 * 10
     assert first["flops"] % first["tokens"] == 0
     assert second["parameters"] > first["parameters"]
     growth = json.loads((trained / "growth-1.json").read_text())
@@ -212,6 +213,37 @@ def test_what_does_not_fit_is_refused_before_anything_is_written(
     with pytest.raises(ValueError, match=message):
         gnomon.train(written, tmp_path / "run", progress=False)
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("task", ["image-classification", "masked-image-modeling"])
+@pytest.mark.parametrize("training", [{"workers": 2}, {"gradient_accumulation_steps": 2, "evaluate_every": 2}])
+def test_a_resumed_run_of_images_ends_as_one_that_never_stopped(
+    pictures: Path, tmp_path: Path, task: str, training: dict[str, int]
+) -> None:
+    """Every change of the images, the hidden patches, dropout and dropped rows included: the same weights, bit by bit.
+
+    The loader reads a batch ahead, so that draws from torch's own generator would come out differently.
+    """
+    written = recipe(pictures, task, max_steps=8, save_every=5, **training)
+    written["model"] = {**MODEL, "hidden_dropout": 0.1, "drop_path_rate": 0.1}
+    changes = {"crop_padding": 1, "flip": 0.5, "rand_augment_operations": 1, "rotation": 10, "shift": 0.1}
+    written["data"]["augmentation"] = changes | ({"mixup": 0.3} if task == "image-classification" else {})
+    whole, resumed = resumed_weights(written, tmp_path, 5)
+    assert all(torch.equal(resumed[name], tensor) for name, tensor in whole.items())
+
+
+def test_images_are_changed_anew_every_epoch(pictures: Path) -> None:
+    """The same batch comes out differently in the next epoch, and as before in the same one."""
+    task = find_task("image-classification")
+    options = DataOptions(source=str(pictures), image_size=8, num_channels=1, augmentation={"flip": 0.5, "shift": 0.3})
+    splits = task.load(options)
+    rows = task.encode(splits.train, splits.processor, options, ["lying", "upright"], True)
+    collate, found = rows.collator(None), []
+    for epoch in (0, 0, 1):
+        rows.begin_epoch(3, 0, epoch)
+        found.append(collate([rows[index] for index in range(6)])["pixel_values"])
+    assert torch.equal(found[0], found[1])
+    assert not torch.equal(found[0], found[2])
 
 
 def test_a_single_class_is_nothing_to_tell_apart(pictures: Path, tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Recipes that train in a second: a tiny TokenFormer on a page of Shakespeare."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -49,3 +50,24 @@ def without_times(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def tree(folder: Path) -> dict[str, bytes]:
     """Every file of a folder with its contents, hidden ones and empty folders' absence included."""
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def resumed_weights(recipe: dict[str, Any], folder: Path, step: int) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The weights of a run of one stage, and of the same run that had ended after a step and then gone on."""
+    from safetensors.torch import load_file
+
+    from gnomon.training.recipe import load_recipe
+    from gnomon.training.stages import run
+
+    for name in ("whole", "again"):
+        run(load_recipe(recipe), folder / name, progress=False)
+    again = folder / "again"
+    shutil.rmtree(again / "model")
+    (again / "ledger.jsonl").unlink()
+    for checkpoint in (again / "stage-0").glob("checkpoint-*"):
+        if int(checkpoint.name.split("-")[1]) > step:
+            shutil.rmtree(checkpoint)
+    assert (again / "stage-0" / f"checkpoint-{step}").is_dir()
+    run(load_recipe(recipe), again, resume=True, progress=False)
+    whole, resumed = (load_file(folder / name / "model/model.safetensors") for name in ("whole", "again"))
+    return whole, resumed

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 from transformers import AutoFeatureExtractor, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
@@ -20,7 +19,7 @@ from gnomon.training.options import DataOptions, Recipe
 from gnomon.training.recipe import model_fields
 from gnomon.training.records import read_json
 from gnomon.training.tasks import ORIGIN_KEYS, SOUND_KEYS
-from gnomon.training.tasks.task import Batch, Collate, EvenRows
+from gnomon.training.tasks.task import Batch, Collate, EvenRows, drawing
 
 FEATURE_FILE = "preprocessor_config.json"
 
@@ -197,9 +196,7 @@ class AugmentedSounds(Dataset[dict[str, Tensor]]):
     def __getitem__(self, index: int) -> dict[str, Tensor]:
         """One row, changed."""
         row = self.rows[index]
-        drawn = np.random.SeedSequence([*self._epoch, index]).generate_state(1, np.uint64)
-        with torch.random.fork_rng(devices=[]):
-            torch.default_generator.manual_seed(int(drawn[0] >> 1))
+        with drawing(self._epoch, index):
             return {**row, "input_features": self.augmentation(row["input_features"])}
 
 

@@ -21,12 +21,12 @@ from gnomon.training.options import DataOptions, Recipe
 from gnomon.training.recipe import model_fields
 from gnomon.training.records import read_json
 from gnomon.training.tasks import ORIGIN_KEYS
-from gnomon.training.tasks.task import Batch, Collate, EvenRows
+from gnomon.training.tasks.task import Batch, Collate, DrawnRows
 
 PROCESSOR_FILE = "preprocessor_config.json"
 
 
-class ImageSet(EvenRows):
+class ImageSet(DrawnRows):
     """Images of one side of a split, all or some, with what the task does to them.
 
     Args:
@@ -73,10 +73,11 @@ class ImageSet(EvenRows):
 
     def collator(self, model: PreTrainedModel) -> Collate:
         """What makes a batch of training rows."""
-        collate = ImageCollator(len(self.rows.images.classes), self.augmentation)
-        if self.mask_ratio is None:
-            return collate
-        return partial(collate_hidden, collate=collate, ratio=self.mask_ratio, patch=extents(model.config.patch_size))
+        collate: Collate = ImageCollator(len(self.rows.images.classes), self.augmentation)
+        if self.mask_ratio is not None:
+            patch = extents(model.config.patch_size)
+            collate = partial(collate_hidden, collate=collate, ratio=self.mask_ratio, patch=patch)
+        return partial(self.collate_drawn, collate=collate)
 
 
 def collate_hidden(

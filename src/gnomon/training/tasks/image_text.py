@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from gnomon.training.records import read_json
 from gnomon.training.tasks import ORIGIN_KEYS
 from gnomon.training.tasks.image_rows import augmentation_of, count_images
 from gnomon.training.tasks.image_rows import load_processor as load_image_processor
-from gnomon.training.tasks.task import Collate, EvenRows, Task
+from gnomon.training.tasks.task import Collate, DrawnRows, Task
 from gnomon.training.tasks.text import pad_id, recipe_tokenizer
 
 LONGEST_TEXT = 64
@@ -66,7 +67,7 @@ class ImageTextProcessor:
         self.tokenizer.save_pretrained(folder)
 
 
-class PairSet(EvenRows):
+class PairSet(DrawnRows):
     """Images with a text each, all of a side or some.
 
     Args:
@@ -90,7 +91,7 @@ class PairSet(EvenRows):
 
     def collator(self, model: PreTrainedModel) -> Collate:
         """What makes a batch of training rows."""
-        return ImageTextCollator(pad_id(self.rows.tokenizer), self.augmentation)
+        return partial(self.collate_drawn, collate=ImageTextCollator(pad_id(self.rows.tokenizer), self.augmentation))
 
     def mean_length(self) -> int:
         """Tokens of a text, on average."""

@@ -1,10 +1,12 @@
 """What a task is: how data become batches, which loss is learned from them, and which score says how well."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -166,3 +168,37 @@ class EvenRows(torch.utils.data.Dataset):
     def place(self, index: int) -> int:
         """Where a row of the part stands in the whole."""
         return index * len(self.rows) // self.count
+
+
+@contextmanager
+def drawing(epoch: Sequence[int], row: int) -> Iterator[None]:
+    """Draw what depends on seed, stage, epoch and row alone; torch's own generator is afterwards what it was.
+
+    A run then goes on as if it had never stopped, however many rows were read ahead.
+
+    Args:
+        epoch: Seed, stage and epoch.
+        row: Which one, or the first of a batch.
+    """
+    drawn = np.random.SeedSequence([*epoch, row]).generate_state(1, np.uint64)
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(int(drawn[0] >> 1))
+        yield
+
+
+class DrawnRows(EvenRows):
+    """Some rows whose batches are changed at random, anew every epoch: by seed, stage, epoch and the first row."""
+
+    _epoch = (0, 0, 0)
+
+    def begin_epoch(self, seed: int, stage: int, epoch: int) -> None:
+        """Draw for this epoch from now on."""
+        self._epoch = (seed, stage, epoch)
+
+    def __getitem__(self, index: int, /) -> Any:
+        return {**super().__getitem__(index), "row": index}
+
+    def collate_drawn(self, rows: Sequence[Any], *, collate: Collate) -> Batch:
+        """A batch, made with what is drawn for its first row."""
+        with drawing(self._epoch, int(rows[0]["row"])):
+            return collate(rows)
