@@ -1,6 +1,9 @@
 """Training two towers: from a recipe to recall, to a checkpoint with its processors, and to a sheet of findings."""
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -130,3 +133,57 @@ def test_the_artist_is_a_key_of_the_set_emoji_alone(pictures: Path) -> None:
     assert load_recipe("emoji").task == "image-text-contrastive"
     with pytest.raises(ValueError, match="artist is 'noto', which task image-classification does not read"):
         data.check_for("image-classification")
+
+
+def command(*arguments: object, cwd: Path) -> subprocess.CompletedProcess:
+    """`gnomon` as a user runs it."""
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+    gnomon_command = [Path(sys.executable).parent / "gnomon", *map(str, arguments)]
+    return subprocess.run(
+        gnomon_command, cwd=cwd, env=environment, capture_output=True, text=True, check=False, timeout=300
+    )
+
+
+def test_towers_are_counted_and_grown_from_the_command_line(trained: Path, tmp_path: Path) -> None:
+    """`info` counts both; `grow` takes the tower's name, and without it says in one sentence what is missing."""
+    shown = command("info", trained / "model", "--sequence-length", 16, "--json", cwd=tmp_path)
+    before = json.loads(shown.stdout)["parameters"]["total"]
+    refused = command("grow", trained / "model", "larger", "--layers", 2, cwd=tmp_path)
+    assert refused.returncode == 2
+    assert "name one at a time, tower: text or tower: vision" in refused.stderr
+    assert len(refused.stderr.strip().splitlines()) == 1
+    grown = command("grow", trained / "model", "larger", "--layers", 2, "--tower", "vision", "--json", cwd=tmp_path)
+    assert grown.returncode == 0, grown.stderr
+    report = json.loads(grown.stdout)
+    assert report["exact"]
+    assert report["parameters_before"] == before
+    after = command("info", "larger", "--json", cwd=tmp_path)
+    assert json.loads(after.stdout)["parameters"]["total"] == report["parameters_after"] > before
+
+
+@pytest.mark.parametrize(
+    ("write", "said"),
+    [
+        (lambda root: None, "must hold one folder a class"),
+        (lambda root: (root / "a").mkdir(), "hold no image"),
+        (lambda root: (root / "labels.csv").write_text("file,label\n"), "holds no rows: give at least one"),
+        (lambda root: (root / "labels.csv").write_text("file,label\ngone.png,a\n"), "gone.png (there is no such file)"),
+        (lambda root: (root / "labels.csv").write_text("picture,label\na.png,a\n"), "data.image_column"),
+    ],
+)
+def test_a_folder_that_cannot_be_trained_on_is_refused_in_one_sentence(tmp_path: Path, write, said: str) -> None:
+    """On the command line, with exit code 2 and nothing written."""
+    (tmp_path / "pictures").mkdir()
+    write(tmp_path / "pictures")
+    written = {
+        "task": "image-classification",
+        "model": {**TOWER, "image_size": 8, "patch_size": 4, "num_channels": 3},
+        "data": {"source": "pictures", "image_size": 8},
+        "stages": [{"training": {"max_steps": 2, "batch_size": 2, "learning_rate": 0.01}}],
+    }
+    (tmp_path / "recipe.yaml").write_text(json.dumps(written))
+    result = command("train", "recipe.yaml", "--output", "run", cwd=tmp_path)
+    assert result.returncode == 2
+    assert said in result.stderr
+    assert len(result.stderr.strip().splitlines()) == 1
+    assert not (tmp_path / "run").exists()
