@@ -49,6 +49,7 @@ def evaluate(
     target_column: Annotated[str | None, typer.Option(help="Of a translation: the column it ends in.")] = None,
     audio_column: Annotated[str | None, typer.Option(help="Of sounds: the column of the sound.")] = None,
     text_column: Annotated[str | None, typer.Option(help="Of speech: the column of the transcript.")] = None,
+    image_column: Annotated[str | None, typer.Option(help="Of images: the column of the image.")] = None,
     split: Annotated[
         Literal["validation", "train", "all"], typer.Option(help="Which documents to score.")
     ] = "validation",
@@ -106,6 +107,7 @@ def evaluate(
         "target_column": target_column,
         "audio_column": audio_column,
         "text_column": text_column,
+        "image_column": image_column,
         "sequence_length": sequence_length,
     }
     score, floors, rows = _score(checkpoint, tokenizer, named, split, batch_size, baselines, samples)
