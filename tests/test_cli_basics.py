@@ -173,6 +173,25 @@ def test_a_reader_who_leaves_early_causes_no_complaint() -> None:
     assert result.stderr == ""
 
 
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "is not JSON"),
+        ("[1]", "must hold a JSON object, but holds a list"),
+        ('{"model_type": "gnomon", "hidden_size": -16}', "hidden_size must be a whole number of at least 1, got -16"),
+        ('{"model_type": "gnomon", "vocab_size": "many"}', "vocab_size must be a whole number of at least 1"),
+    ],
+)
+def test_a_spoilt_configuration_is_named_with_its_file(tmp_path: Path, text: str, words: str) -> None:
+    """`gnomon info` computes nothing from a file that describes no model."""
+    (tmp_path / "config.json").write_text(text)
+    result = gnomon("info", str(tmp_path), cwd=tmp_path)
+    assert result.returncode == 2
+    assert words in result.stderr
+    assert "config.json" in result.stderr
+    assert result.stdout == ""
+
+
 def test_faults_of_our_own_are_told_from_bad_input() -> None:
     """A broken file exits with 2 and its own words; an error nobody foresaw exits with 1 and says how to see more."""
     from safetensors import SafetensorError
@@ -183,6 +202,9 @@ def test_faults_of_our_own_are_told_from_bad_input() -> None:
         2,
     )
     assert errors.describe(ValueError("two\n  lines")) == ("two lines", 2)
+    assert errors.describe(ValueError("big\nException raised from f at x.cpp:1\nframe #0")) == ("big", 2)
+    sentence, code = errors.describe(RuntimeError("DefaultCPUAllocator: can't allocate memory: 6 bytes"))
+    assert (sentence[:31], code) == ("there is not enough memory: tak", 2)
     sentence, code = errors.describe(RuntimeError("boom"))
     assert code == 1
     assert "boom" in sentence

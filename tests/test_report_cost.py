@@ -98,6 +98,10 @@ def test_the_command_prints_the_table_and_writes_the_figure(runs: Path) -> None:
     bad = subprocess.run([GNOMON, "report", "nowhere"], cwd=runs, capture_output=True, text=True)
     assert bad.returncode == 2
     assert "ledger.jsonl" in bad.stderr
+    (runs / "sweep").mkdir()
+    (runs / "sweep" / "ledger.jsonl").write_text('{"run": "seed=0", "status": "finished", "validation_loss": 2.0}\n')
+    with pytest.raises(ValueError, match=r"without stage.* of a sweep name the runs' own folders, such as .*seed=0"):
+        read_curve(runs / "sweep")
 
 
 @pytest.mark.parametrize("floor", ["5-gram", "5-gram=low", "=3.1"])

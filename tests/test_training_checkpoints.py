@@ -117,6 +117,9 @@ def test_an_unfinished_last_line_is_no_row(tmp_path: Path) -> None:
     path.write_text('{"a": 1}\n{"a"\n{"a": 3}\n')
     with pytest.raises(ValueError, match=r"rows\.jsonl, line 2, is not JSON"):
         read_rows(path)
+    path.write_text('{"a": 1}\n5\n')
+    with pytest.raises(ValueError, match=r"rows\.jsonl, line 2, holds 5, which is no JSON object"):
+        read_rows(path)
 
 
 def test_a_folder_has_one_process_at_work(tmp_path: Path) -> None:

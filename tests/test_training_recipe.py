@@ -58,6 +58,8 @@ REFUSALS = {
     "path through a number": ("seed.value=5", ["seed", "0", "change seed itself"]),
     "no equals sign": ("seed", ["dotted.key=value", "'seed'"]),
     "value that is no YAML": ("seed=[1", ["value of seed", "YAML"]),
+    "date of no calendar": ("seed=2026-13-45", ["value of seed", "month", "in quotes"]),
+    "list for a preset": ("model.preset=[1]", ["model.preset", "[1]"]),
 }
 
 
@@ -155,6 +157,13 @@ def test_a_recipe_is_found_by_file_and_by_name(tmp_path: Path) -> None:
         load_recipe(file)
     file.write_text("model: {preset: \n  a: [\n")
     with pytest.raises(ValueError, match=r"mine\.yaml, line \d+ is not valid YAML"):
+        load_recipe(file)
+    for text in ("a: &a [*a]", "[" * 3000):
+        file.write_text(text)
+        with pytest.raises(ValueError, match=r"mine\.yaml holds itself, or too many"):
+            load_recipe(file)
+    file.write_bytes(b"a: \xff")
+    with pytest.raises(ValueError, match=r"mine\.yaml must be UTF-8, but its byte 3"):
         load_recipe(file)
 
 

@@ -72,13 +72,15 @@ def describe(error: Exception) -> tuple[str, int]:
         return _on_one_line(error), FAILURE
     if isinstance(error, ValueError | TypeError | OSError) or names & _LIBRARY_ERRORS:
         return _on_one_line(error), USER_ERROR
+    if names & {"MemoryError", "OutOfMemoryError"} or "can't allocate memory" in str(error):
+        return "there is not enough memory: take a smaller model, batch or sequence length.", USER_ERROR
     message = f"{type(error).__name__}: {_on_one_line(error)} This is a fault of gnomon or of a library below it"
     return f"{message}; set {DEBUG_VARIABLE}=1 to see where.", FAILURE
 
 
 def _on_one_line(error: Exception) -> str:
-    """The message without its line breaks."""
-    return " ".join(str(error).split()) or type(error).__name__
+    """The message without its line breaks, and without the C++ frames that torch puts behind some."""
+    return " ".join(str(error).partition("\nException raised from")[0].split()) or type(error).__name__
 
 
 def _leave(message: str, code: int) -> NoReturn:

@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     from torch import Tensor
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+LOWEST_TEMPERATURE = 1e-6
+"""Above 0; logits over less overflow."""
+
 
 def generate(
     checkpoint: Annotated[Path, typer.Argument(metavar="CHECKPOINT", help="A checkpoint's folder.")],
@@ -29,7 +32,7 @@ def generate(
     ] = None,
     top_k: Annotated[int, typer.Option(min=0, help="Keep the k likeliest tokens; 0 keeps all.")] = 0,
     top_p: Annotated[float, typer.Option(min=0.0, max=1.0, help="Keep the likeliest tokens of this mass.")] = 1.0,
-    seed: Annotated[int, typer.Option(help="The same seed gives the same text.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="The same seed gives the same text.")] = 0,
     tokenizer: Annotated[Path | None, typer.Option(help="A tokenizer's folder, if not the checkpoint's.")] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print JSON at the end instead of tokens as they come.")
@@ -149,10 +152,12 @@ def sampling_options(temperature: float, top_k: int, top_p: float) -> dict[str, 
     """What `generate` needs to sample, or to be greedy at temperature 0.
 
     Raises:
-        ValueError: `top_p` leaves no token.
+        ValueError: `top_p` leaves no token, or the logits over the temperature are no numbers any more.
     """
     if temperature == 0:
         return {"do_sample": False}
+    if temperature < LOWEST_TEMPERATURE:
+        raise ValueError(f"--temperature must be 0 or at least {LOWEST_TEMPERATURE}, not {temperature}; 0 is greedy.")
     if top_p <= 0:
         raise ValueError(f"--top-p must be above 0 and at most 1, not {top_p}; 1 keeps every token.")
     return {"do_sample": True, "temperature": temperature, "top_k": top_k, "top_p": top_p}

@@ -1,13 +1,22 @@
 """`gnomon info`: what a model costs, by formula, without importing torch."""
 
 import difflib
-import json
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from gnomon.cli.outputs import print_json, print_table, readable_bytes
+
+SIZES = (
+    "hidden_size",
+    "num_attention_heads",
+    "num_attention_tokens",
+    "num_output_tokens",
+    "num_feed_forward_tokens",
+    "vocab_size",
+)
+"""Fields that formulas take as they are: a checkpoint's file is read without its configuration's own checks."""
 
 
 def info(
@@ -83,6 +92,7 @@ def read_fields(model: str) -> dict[str, Any]:
         ValueError: It is neither, or its configuration is not gnomon's.
     """
     from gnomon.models.presets import PRESETS
+    from gnomon.training.records import read_json
 
     if model in PRESETS:
         return dict(PRESETS[model])
@@ -91,8 +101,12 @@ def read_fields(model: str) -> dict[str, Any]:
         close = difflib.get_close_matches(model, PRESETS, n=1)
         hint = f"did you mean {close[0]}?" if close else f"the presets are {', '.join(PRESETS)}."
         raise ValueError(f"{model!r} is neither a preset nor a checkpoint's folder (one with a config.json): {hint}")
-    fields = json.loads(path.read_text(encoding="utf-8"))
-    if not isinstance(fields, dict) or fields.get("model_type") not in ("gnomon", "gnomon_image_text"):
-        kind = fields.get("model_type") if isinstance(fields, dict) else type(fields).__name__
+    fields: dict[str, Any] = read_json(path)
+    if fields.get("model_type") not in ("gnomon", "gnomon_image_text"):
+        kind = fields.get("model_type")
         raise ValueError(f"{path} describes a model of type {kind!r}, not 'gnomon': convert the checkpoint first.")
+    for name in SIZES:
+        size = fields.get(name)
+        if size is not None and (not isinstance(size, int) or size < 1):
+            raise ValueError(f"{path}: {name} must be a whole number of at least 1, got {size!r}; mend the file.")
     return fields

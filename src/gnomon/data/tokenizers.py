@@ -90,7 +90,7 @@ def load_tokenizer(folder: str | Path) -> "PreTrainedTokenizerBase":
         raise FileNotFoundError(f"there is no tokenizer folder {path}: give a folder that save_pretrained wrote")
     try:
         tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True, trust_remote_code=False)
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(
             f"{path} holds no tokenizer that transformers can load: it needs tokenizer.json, as save_pretrained "
             "writes it"

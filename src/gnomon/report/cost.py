@@ -32,6 +32,9 @@ COST_COLUMNS = {
 }
 """Columns of the cost table: key -> heading."""
 
+CURVE_KEYS = ("stage", "tokens", "flops", "cumulative_tokens", "cumulative_flops", "validation_loss")
+"""What a stage's row must have to be drawn."""
+
 
 @dataclass(frozen=True)
 class CostCurve:
@@ -108,9 +111,17 @@ def read_curve(run: Path | str, name: str | None = None) -> CostCurve:
 
     Raises:
         FileNotFoundError: The folder holds no finished stage.
+        ValueError: Its ledger is not a run's, but for example a sweep's.
     """
     folder = RunFolder(Path(run))
-    ledger = [row for row in read_rows(folder.ledger) if row["status"] == "finished"]
+    ledger = [row for row in read_rows(folder.ledger) if row.get("status") == "finished"]
+    for row in ledger:
+        missing = [key for key in CURVE_KEYS if key not in row]
+        if missing:
+            raise ValueError(
+                f"{folder.ledger} has a row without {missing[0]}, which every stage of a run has; of a sweep name the "
+                f"runs' own folders, such as {folder.root / str(row.get('run', 'seed=0'))}."
+            )
     if not ledger:
         raise FileNotFoundError(f"{run} holds no finished stage (ledger.jsonl); name the folder of a finished run.")
     rows = [row for row in read_rows(folder.metrics) if "validation_loss" in row and row["stage"] < len(ledger)]

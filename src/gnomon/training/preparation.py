@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from transformers import PreTrainedModel, set_seed
 from transformers.utils import is_torch_bf16_gpu_available
 
@@ -146,7 +147,7 @@ def load_checkpoint(folder: Path, head: str | None = None, **config_fields: Any)
 
     Raises:
         FileNotFoundError: The folder holds no configuration or no weights.
-        ValueError: The tensors are not those of the model, or the head is not gnomon's.
+        ValueError: The weights are damaged or not those of the model, or the head is not gnomon's.
     """
     for needed, pattern in (("config.json", "config.json"), ("weights (model.safetensors)", "*.safetensors")):
         if not any(folder.glob(pattern)):
@@ -159,9 +160,12 @@ def load_checkpoint(folder: Path, head: str | None = None, **config_fields: Any)
         raise ValueError(f"the checkpoint {folder} holds a {wanted}, which is no model of gnomon; name another one.")
     head_class = heads.HEADS[wanted]
     model: PreTrainedModel
-    model, report = head_class.from_pretrained(
-        folder, dtype=torch.float32, local_files_only=True, output_loading_info=True, **config_fields
-    )
+    try:
+        model, report = head_class.from_pretrained(
+            folder, dtype=torch.float32, local_files_only=True, output_loading_info=True, **config_fields
+        )
+    except SafetensorError as error:
+        raise ValueError(f"the weights of {folder} are damaged ({error}): name another checkpoint.") from error
     backbone = f"{head_class.base_model_prefix}."
     for problem, names in (("lacks", report["missing_keys"]), ("has an unknown", report["unexpected_keys"])):
         if wanted != own:

@@ -58,18 +58,27 @@ def read_recipe(recipe: Recipe | Mapping[str, Any] | str | Path, overrides: Sequ
         FileNotFoundError: There is no such file and no such packaged recipe.
         ValueError: It is not YAML or no mapping, or an override leads nowhere.
     """
-    if isinstance(recipe, Recipe):
-        written: Any = recipe.to_dict()
-    elif isinstance(recipe, Mapping):
-        written = recipe
-    else:
-        written = parse_yaml(recipe_path(recipe).read_text(encoding="utf-8"), str(recipe))
-    if not isinstance(written, Mapping):
+    try:
+        if isinstance(recipe, Recipe):
+            written: Any = recipe.to_dict()
+        elif isinstance(recipe, Mapping):
+            written = recipe
+        else:
+            written = parse_yaml(recipe_path(recipe).read_text(encoding="utf-8"), str(recipe))
+        if not isinstance(written, Mapping):
+            raise ValueError(
+                f"a recipe must be a mapping with the keys {', '.join(Recipe.model_fields)}, "
+                f"but {_name(recipe)} holds {written!r:.60}; see `gnomon recipes list`."
+            )
+        return apply_overrides(written, overrides)
+    except UnicodeDecodeError as error:
         raise ValueError(
-            f"a recipe must be a mapping with the keys {', '.join(Recipe.model_fields)}, "
-            f"but {_name(recipe)} holds {written!r:.60}; see `gnomon recipes list`."
-        )
-    return apply_overrides(written, overrides)
+            f"{_name(recipe)} must be UTF-8, but its byte {error.start} is not; save it as UTF-8."
+        ) from None
+    except RecursionError:
+        raise ValueError(
+            f"{_name(recipe)} holds itself, or too many lists within lists; write its values out."
+        ) from None
 
 
 def check_recipe(written: dict[str, Any]) -> Recipe:
@@ -172,7 +181,7 @@ def model_fields(model: Mapping[str, Any]) -> dict[str, Any]:
     own = {name: value for name, value in model.items() if name != "preset"}
     if "preset" not in model:
         return own
-    if model["preset"] not in PRESETS:
+    if not isinstance(model["preset"], str) or model["preset"] not in PRESETS:
         raise ValueError(
             finish(
                 f"model.preset is {model['preset']!r}, which is no preset; "

@@ -23,15 +23,19 @@ def write_json(path: Path, value: Mapping[str, Any]) -> None:
 
 
 def read_json(path: Path) -> Any:
-    """Read a JSON document.
+    """Read a JSON document, which is an object with keys.
 
     Raises:
-        ValueError: The file is not JSON.
+        ValueError: The file is not JSON, or holds another kind of value.
     """
+    remedy = "name another folder, or remove this one and start again."
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{path} is not JSON ({error}); remove the folder and start again.") from None
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (json.JSONDecodeError, RecursionError) as error:
+        raise ValueError(f"{path} is not JSON ({error}); {remedy}") from None
+    if not isinstance(value, dict):
+        raise ValueError(f"{path} must hold a JSON object, but holds a {type(value).__name__}; {remedy}")
+    return value
 
 
 def append_row(path: Path, row: Mapping[str, Any]) -> None:
@@ -44,7 +48,7 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
     """Read JSON lines; a missing file has none, and an unfinished last line is no row.
 
     Raises:
-        ValueError: Another line is not JSON.
+        ValueError: Another line is not JSON, or no object.
     """
     if not path.is_file():
         return []
@@ -52,11 +56,14 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
     rows = []
     for number, line in enumerate(lines, start=1):
         try:
-            rows.append(json.loads(line))
+            row = json.loads(line)
         except json.JSONDecodeError as error:
             if number == len(lines) and not line.endswith("\n"):
                 break
             raise ValueError(f"{path}, line {number}, is not JSON ({error.msg}); remove that line.") from None
+        if not isinstance(row, dict):
+            raise ValueError(f"{path}, line {number}, holds {row!r:.40}, which is no JSON object; remove that line.")
+        rows.append(row)
     return rows
 
 

@@ -49,7 +49,7 @@ def parse_yaml(text: str, origin: str) -> Any:
         origin: What the text is, for the error message: a file's name, or an override.
 
     Raises:
-        ValueError: The text is not YAML, or gives a key twice.
+        ValueError: The text is not YAML, gives a key twice, or has a date that the calendar lacks.
     """
     try:
         return yaml.load(text, _Loader)
@@ -59,6 +59,8 @@ def parse_yaml(text: str, origin: str) -> Any:
     except yaml.YAMLError as error:
         reason = " ".join(str(error).split())
         raise ValueError(f"{origin} is not valid YAML: {reason}; mend the file.") from None
+    except ValueError as error:  # a date such as 2020-99-99
+        raise ValueError(f"{origin} has a value that is none: {error}; mend it, or write it in quotes.") from None
 
 
 def dump_yaml(value: Mapping[str, Any]) -> str:
