@@ -62,6 +62,17 @@ def test_a_finished_sweep_trains_nothing_again_and_grows_by_new_values(page: Pat
     ]  # fmt: skip
 
 
+def test_the_order_of_the_keys_does_not_matter_to_what_has_run(page: Path, tmp_path: Path) -> None:
+    """Resumed with its keys the other way round, a finished sweep has nothing to do and keeps one row a run."""
+    recipe = tiny_recipe(page, max_steps=3)
+    grid = {RATE: [0.01, 0.003], "stages.0.training.beta2": [0.9]}
+    sweep(recipe, grid, 1, tmp_path / "sweep", progress=False)
+    before = tree(tmp_path / "sweep")
+    result = sweep(recipe, dict(reversed(grid.items())), 1, tmp_path / "sweep", resume=True, progress=False)
+    assert len(result.ledger) == 2
+    assert tree(tmp_path / "sweep") == before
+
+
 def test_a_diverged_run_is_recorded_with_its_step_and_skipped(page: Path, tmp_path: Path) -> None:
     """The others go on, the row says when and why, the table counts it, and resuming does not try it again."""
     recipe = tiny_recipe(page, max_steps=12, warmup_steps=0, schedule="constant", divergence_steps=4)

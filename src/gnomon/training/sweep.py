@@ -97,6 +97,7 @@ def sweep(
     """
     output = Path(output)
     written = read_recipe(recipe, overrides)
+    grid = _in_first_order(grid, output) if resume else grid
     planned = plan(written, grid, seeds, variants or {})
     about = {"grid": {key: list(values) for key, values in grid.items()}, "variants": dict(variants or {})}
     command = _resume_command(output, grid, seeds)
@@ -217,6 +218,13 @@ def _reopen(output: Path, written: dict[str, Any], about: dict[str, Any]) -> Non
             f"the sweep in {output} was started over {', '.join(before['grid']) or 'no keys'}, not over "
             f"{', '.join(about['grid']) or 'no keys'}; resume it with the same keys, or name another output."
         )
+
+
+def _in_first_order(grid: Mapping[str, Sequence[Any]], output: Path) -> Mapping[str, Sequence[Any]]:
+    """The grid's keys in the order in which the sweep was started, which a run's name keeps to."""
+    path = output / "sweep.json"
+    first = list(read_json(path)["grid"]) if path.is_file() else []
+    return {key: grid[key] for key in sorted(grid, key=_order(first))}
 
 
 def _order(names: list[str]) -> Any:
