@@ -92,6 +92,19 @@ def test_the_heat_map_shows_losses_and_what_diverged() -> None:
     assert pre.get_xlabel() == "learning rate"
 
 
+def test_many_panels_stand_in_rows() -> None:
+    """Six placements over nine rates make a figure that a page can hold, with a name at the left of every row."""
+    rows = [
+        {**LEDGER[0], "settings": {RATE: rate, DEPTH: 12, PLACEMENT: name}}
+        for name in ("pre", "post", "deep", "sub", "peri", "normformer")
+        for rate in range(1, 10)
+    ]
+    figure = draw_heat_map(rows, x=RATE, y=DEPTH, panel=PLACEMENT)
+    assert figure.get_size_inches()[0] <= 13
+    assert len(figure.axes) == 6
+    assert [axes.get_ylabel() != "" for axes in figure.axes] == [True, False] * 3
+
+
 def test_a_sweep_over_rate_depth_and_one_more_key_has_a_heat_map() -> None:
     """The keys are found by what they set; without a depth there is none."""
     assert heat_map_keys(LEDGER) == {"x": RATE, "y": DEPTH, "panel": PLACEMENT}

@@ -82,6 +82,19 @@ def test_a_sweep_is_drawn_as_means_with_the_whole_spread() -> None:
     assert any("2 seeds" in text for text in texts(figure))
 
 
+def test_lines_are_named_by_what_differs_and_the_fewest_seeds_are_told() -> None:
+    """A key that all runs share is in no name, and means of one to two seeds say so."""
+    rows = [
+        swept({"training.learning_rate": rate, "model.preset": name, "model.num_hidden_layers": 48}, seed, 1.0 + rate)
+        for name in ("tokens", "linear")
+        for rate, seed in ((0.1, 0), (0.1, 1), (0.2, 0))
+    ]
+    words = texts(draw_sweep(rows))
+    assert {"preset tokens", "preset linear"} <= set(words)
+    assert not any("48" in text for text in words)
+    assert any("1 to 2 seeds" in text for text in words)
+
+
 def test_settings_that_are_words_stand_side_by_side() -> None:
     """A grid over names has a tick a name and no line between them."""
     rows = [swept({"model.preset": name}, 0, loss) for name, loss in (("tokens", 2.0), ("linear", 1.9))]

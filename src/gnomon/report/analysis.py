@@ -131,6 +131,10 @@ def draw_signals(rows: Rows, *, title: str = "Signals by layer") -> Figure:
         return figure
 
 
+WIDEST_HEAT_MAP = 13.0
+"""Inches; more panels than fit stand below one another."""
+
+
 def draw_heat_map(ledger: Rows, *, x: str, y: str, panel: str, title: str = "Validation loss") -> Figure:
     """A sweep as a heat map for each value of one key: final loss by two others, and what diverged.
 
@@ -161,7 +165,8 @@ def draw_heat_map(ledger: Rows, *, x: str, y: str, panel: str, title: str = "Val
     colors = colormaps["viridis_r"]
     low, high = min(losses), max(losses)
     with rc_context({**STYLE, "axes.grid": False}):
-        figure = _panels(title, len(panels), width=0.5 + 0.62 * len(columns), height=1.6 + 0.42 * len(lines))
+        size = {"width": 0.5 + 0.62 * len(columns), "height": 1.6 + 0.42 * len(lines)}
+        figure = _panels(title, len(panels), **size, widest=WIDEST_HEAT_MAP)
         for axes, value in zip(figure.axes, panels, strict=True):
             for summary in summaries:
                 settings = summary["settings"]
@@ -179,7 +184,9 @@ def draw_heat_map(ledger: Rows, *, x: str, y: str, panel: str, title: str = "Val
             axes.tick_params(length=0)
             axes.set_title(str(value), color=INK, fontsize=10)
             axes.set_xlabel(short[x].replace("_", " "), color=INK)
-        figure.axes[0].set_ylabel(short[y].replace("_", " "), color=INK)
+        for axes in figure.axes:
+            if axes.get_subplotspec().is_first_col():
+                axes.set_ylabel(short[y].replace("_", " "), color=INK)
         return figure
 
 
@@ -250,11 +257,15 @@ def _draw_cell(
     axes.text(x, y, text, ha="center", va="center", fontsize=7, color="white" if share > 0.55 else INK)
 
 
-def _panels(title: str, count: int, *, width: float = 4.2, height: float = 3.4) -> Figure:
-    """An empty figure with panels side by side under one title."""
-    figure = Figure(figsize=(width * count, height), layout="constrained")
+def _panels(title: str, count: int, *, width: float = 4.2, height: float = 3.4, widest: float | None = None) -> Figure:
+    """An empty figure with panels side by side under one title, in rows of at most `widest` inches."""
+    columns = count if widest is None else min(count, max(1, int(widest // width)))
+    rows = math.ceil(count / columns)
+    figure = Figure(figsize=(width * columns, height * rows), layout="constrained")
     FigureCanvasAgg(figure)
-    figure.subplots(1, count, sharey=False)
+    figure.subplots(rows, columns, sharey=False)
+    for spare in figure.axes[count:]:
+        spare.remove()
     figure.suptitle(title, x=0.01, ha="left", color=INK, fontsize=12)
     return figure
 

@@ -100,8 +100,9 @@ def draw_sweep(ledger: Rows, *, title: str = "Validation loss of every setting")
     numeric = len(values) > 1 and all(_is_number(value) for value in values)
     short = short_keys(keys)
     lines: dict[str, list[Any]] = {}
+    told = [key for key in keys if key != axis and len({str(each["settings"].get(key)) for each in summaries}) > 1]
     for summary in summaries:
-        others = ", ".join(f"{short[key]} {summary['settings'].get(key)}" for key in keys if key != axis)
+        others = ", ".join(f"{short[key]} {summary['settings'].get(key)}" for key in told)
         lines.setdefault(others, []).append(summary)
     with rc_context(STYLE):
         figure, axes = new_figure(
@@ -138,8 +139,9 @@ def draw_sweep(ledger: Rows, *, title: str = "Validation loss of every setting")
         if not numeric:
             axes.margins(x=0.15)
         axes.set_xticks(values if numeric else range(len(values)), [_tick(value) for value in values])
-        seeds = max(len(summary["losses"]) for summary in summaries)
-        if seeds > 1:
+        counts = [len(summary["losses"]) for summary in summaries]
+        seeds = " to ".join(str(count) for count in sorted({min(counts), max(counts)}))
+        if seeds != "1":
             axes.set_title(title, color=INK, pad=26)
             axes.annotate(
                 f"mean of {seeds} seeds, bars from the lowest to the highest",
