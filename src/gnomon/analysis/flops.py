@@ -238,8 +238,10 @@ def forward_flops_per_token(fields: Mapping[str, Any], sequence_length: int) -> 
         sequence_length: T, the tokens of one sequence.
     """
     if both := towers(fields):
-        images, texts = (forward_flops_per_token(tower, sequence_length) - 2 * count_ends(tower).head for tower in both)
-        table = 0 if count_ends(both[1]).head else 2 * count_ends(both[1]).tables  # a tied table is read by no head
+        of_images, of_texts = map(count_ends, both)
+        images = forward_flops_per_token(both[0], sequence_length) - 2 * of_images.head
+        texts = forward_flops_per_token(both[1], sequence_length) - 2 * of_texts.head
+        table = 0 if of_texts.head else 2 * of_texts.tables  # a tied table is read by no head
         return images + sequence_length * (texts - table) + 2 * tower_heads(fields)
     fields = resolve(fields)
     ends = count_ends(fields)

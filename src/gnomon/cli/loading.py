@@ -23,7 +23,6 @@ def load_model(folder: Path, *, is_any: bool = False) -> "PreTrainedModel":
     if not folder.is_dir():
         raise FileNotFoundError(f"there is no checkpoint folder {folder}: name a folder with a config.json.")
     import torch
-    from safetensors import SafetensorError
     from transformers.utils import logging
 
     from gnomon.training.grafting import is_graft, load_base, load_grafted
@@ -31,13 +30,10 @@ def load_model(folder: Path, *, is_any: bool = False) -> "PreTrainedModel":
 
     logging.disable_progress_bar()
     logging.set_verbosity_error()
-    try:
-        if is_graft(folder):
-            model = load_grafted(folder)
-        else:
-            model = load_base(folder).float() if is_any and _is_foreign(folder) else load_checkpoint(folder)
-    except SafetensorError as error:
-        raise ValueError(f"the weights of {folder} are damaged ({error}): name another checkpoint.") from error
+    if is_graft(folder):
+        model = load_grafted(folder)
+    else:
+        model = load_base(folder).float() if is_any and _is_foreign(folder) else load_checkpoint(folder)
     return model.to("cuda" if torch.cuda.is_available() else "cpu").eval()
 
 

@@ -209,9 +209,10 @@ class GnomonForAudioClassification(Listener):
         outputs = self.model(inputs_embeds=embeds, attention_mask=mask, **{"use_cache": False, **kwargs})
         pooled = pool(outputs.last_hidden_state, mask, self.config.classifier_pooling or "mean")
         logits = self.classifier(self.dropout(pooled))
-        loss, options = None, {"smoothing": smoothing, "num_items": num_items}
+        loss = None
         if labels is not None:
-            loss = classification_loss(logits, labels, self.config.problem_type, **options)
+            kind = self.config.problem_type
+            loss = classification_loss(logits, labels, kind, smoothing=smoothing, num_items=num_items)
         return SequenceClassifierOutput(
             loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions
         )

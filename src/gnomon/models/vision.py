@@ -87,9 +87,10 @@ class GnomonForImageClassification(GnomonPreTrainedModel):
         embeds = self.model.embed_patches(pixel_values, interpolate_pos_encoding=interpolate_pos_encoding)
         outputs = self.model(inputs_embeds=embeds, **kwargs)
         logits = self.classifier(self.dropout(self._pool(outputs.last_hidden_state)))
-        loss, options = None, {"smoothing": smoothing, "num_items": num_items}
+        loss = None
         if labels is not None:
-            loss = classification_loss(logits, labels, self.config.problem_type, **options)
+            kind = self.config.problem_type
+            loss = classification_loss(logits, labels, kind, smoothing=smoothing, num_items=num_items)
         return ImageClassifierOutput(
             loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions
         )

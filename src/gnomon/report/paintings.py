@@ -59,8 +59,7 @@ def painted_samples(model: Any, rows: Any, count: int = 12) -> tuple[list[Sample
 
 def _levels(image: torch.Tensor) -> np.ndarray:
     """Pixel values (channels, height, width) as (height, width, channels) bytes."""
-    levels = denormalize(image.unsqueeze(0), MEAN, DEVIATION)[0].clamp(0, 1) * 255
-    return levels.round().byte().permute(1, 2, 0).contiguous().numpy()
+    return (denormalize(image, MEAN, DEVIATION) * 255).round().byte().permute(1, 2, 0).contiguous().numpy()
 
 
 def _beside(pictures: list[np.ndarray]) -> np.ndarray:

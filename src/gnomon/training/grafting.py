@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 import transformers
+from safetensors import SafetensorError
 from torch.utils.data import Dataset
 from transformers import (
     AutoConfig,
@@ -64,6 +65,8 @@ def load_base(path: Path) -> PreTrainedModel:
             f"the weights of {path} hold more than tensors, and reading the rest could run code: nothing in them was "
             "run; take a checkpoint with .safetensors files, or a .bin of tensors alone"
         ) from error
+    except SafetensorError as error:
+        raise ValueError(f"the weights of {path} are damaged ({error}): name another checkpoint.") from error
     if report["missing_keys"]:
         raise ValueError(
             f"the checkpoint {path} lacks the tensor {sorted(report['missing_keys'])[0]} "
