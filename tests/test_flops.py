@@ -147,6 +147,14 @@ WHOLE = {
     "normformer pair": ("GnomonForSeq2SeqLM", {**LINEAR, **PAIR, "norm_placement": "normformer"}),
     "painter": ("GnomonForMaskedImageModeling", {**LINEAR, **IMAGE, "vocab_size": None, "use_bias": True}),
     "painter of tokens": ("GnomonForMaskedImageModeling", {**TINY, **IMAGE, "vocab_size": None}),
+    "painter, convolutions first": (
+        "GnomonForMaskedImageModeling",
+        {**LINEAR, **IMAGE, "vocab_size": None, "use_bias": True, "stem_conv_channels": [6, 10]},
+    ),
+    "classifier, convolutions first": (
+        "GnomonForImageClassification",
+        {**TINY, **IMAGE, "vocab_size": None, "patch_projection": "pattention", "stem_conv_channels": [6]},
+    ),
     "images and texts": ("GnomonForImageTextMaskedModeling", {**TINY, **BOTH}),
     "images and texts, untied": (
         "GnomonForImageTextMaskedModeling",

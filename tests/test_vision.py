@@ -31,11 +31,17 @@ FORMS = {
     "patches as tokens": {**TINY, **IMAGES, "patch_projection": "pattention", "num_patch_tokens": 9},
     "patches as wide as the model": {**LINEAR, **IMAGES, "num_channels": 1, "patch_size": [4, 8], "image_size": 16},
     "padded": {**TINY, **IMAGES, "image_size": [11, 7], "use_image_padding": True},
+    "convolutions first": {**TINY, **IMAGES, "patch_size": [2, 4], "image_size": [8, 12], "stem_conv_channels": [5]},
+    "convolutions, biases": {
+        **LINEAR,
+        **IMAGES,
+        **{"patch_size": 8, "image_size": 16, "use_bias": True, "stem_conv_channels": [4, 6], "norm": "layer"},
+    },
     "sub, linear": {**PLACED["sub, linear"], **IMAGES},
     "deep, tokens": {**PLACED["deep, tokens"], **IMAGES},
 }
 HEADS = (GnomonForImageClassification, GnomonForMaskedImageModeling)
-FEW = ("tokens", "2-d sines", "patches as tokens", "padded")
+FEW = ("tokens", "2-d sines", "patches as tokens", "padded", "convolutions first", "convolutions, biases")
 every_form = pytest.mark.parametrize("form", FORMS)
 some_forms = pytest.mark.parametrize("form", FEW[1:])
 every_head = pytest.mark.parametrize("cls", HEADS)
@@ -69,6 +75,28 @@ def test_patches_are_those_of_a_convolution() -> None:
     expected = F.conv2d(images, weight, stride=(4, 5)).flatten(2).transpose(1, 2)
     torch.testing.assert_close(patches @ weight.flatten(1).T, expected)
     assert torch.equal(patches_to_image(patches, (4, 5), (3, 2)), images)
+
+
+@torch.no_grad()
+def test_the_stem_is_its_convolutions_norms_and_activations_one_after_the_other() -> None:
+    """Every number of a patch of 8 x 8 pixels, by loops over what its two convolutions see."""
+    embed = model_of(form="convolutions, biases").double().model.embed_patches
+    image = torch.randn(1, 2, 16, 16, dtype=torch.float64)
+    seen = image[0]
+    for convolution, norm in zip(embed.stem.convolutions, embed.stem.norms, strict=True):
+        convolution.bias.normal_()
+        padded, side = F.pad(seen, (1, 1, 1, 1)), seen.shape[1] // 2
+        halved = torch.empty(len(convolution.bias), side, side, dtype=torch.float64)
+        for row in range(side):
+            for column in range(side):
+                window = padded[:, 2 * row : 2 * row + 3, 2 * column : 2 * column + 3]
+                numbers = (convolution.weight * window).sum(dim=(1, 2, 3)) + convolution.bias
+                scaled = (numbers - numbers.mean()) / (numbers.var(unbiased=False) + norm.eps).sqrt()
+                halved[:, row, column] = F.gelu(scaled * norm.weight + norm.bias)
+        seen = halved
+    patches = torch.stack([seen[:, 2 * r : 2 * r + 2, 2 * c : 2 * c + 2].flatten() for r in (0, 1) for c in (0, 1)])
+    expected = embed.projection(patches) + embed.positions.weight[1:]
+    torch.testing.assert_close(embed(image)[0, 1:], expected)
 
 
 def test_positions_of_other_sizes_are_those_of_transformers_vit() -> None:
@@ -274,20 +302,23 @@ def test_the_loss_takes_classes_shares_and_smoothing() -> None:
     )
 
 
+@pytest.mark.parametrize("form", ["tokens", "convolutions first"])
 @torch.no_grad()
-def test_only_hidden_patches_are_asked_for_and_none_of_their_pixels_is_seen() -> None:
+def test_only_hidden_patches_are_asked_for_and_none_of_their_pixels_is_seen(form: str) -> None:
     """The loss is the mean distance over hidden pixels, and what stands in hidden patches cannot change the image."""
-    model = model_of(GnomonForMaskedImageModeling)
+    model = model_of(GnomonForMaskedImageModeling, form)
     batch = inputs(model)
     patch, hidden = model.model.embed_patches.patch, batch["bool_masked_pos"]
     outputs = model(**batch)
-    shown = patches_to_image(hidden.unsqueeze(-1).repeat(1, 1, 12), patch, model.model.embed_patches.grid)
+    shown = patches_to_image(
+        hidden.unsqueeze(-1).repeat(1, 1, model.model.embed_patches.pixels), patch, model.model.embed_patches.grid
+    )
     distance = (outputs.reconstruction - batch["pixel_values"]).abs()[shown]
     torch.testing.assert_close(outputs.loss, distance.mean())
     other = torch.where(shown, torch.randn_like(batch["pixel_values"]), batch["pixel_values"])
     assert torch.equal(model(**{**batch, "pixel_values": other}).reconstruction, outputs.reconstruction)
     assert gap(model(pixel_values=other, bool_masked_pos=~hidden).reconstruction, outputs.reconstruction) > DIFFERENT
-    with pytest.raises(ValueError, match=r"bool_masked_pos must be \(batch, patches\), here \(3, 16\); got \(3, 4\)"):
+    with pytest.raises(ValueError, match=r"bool_masked_pos must be \(batch, patches\), here \(3, \d+\); got \(3, 4\)"):
         model(pixel_values=other, bool_masked_pos=hidden[:, :4])
 
 
@@ -323,6 +354,9 @@ def test_the_pipeline_classifies_images_from_a_folder(tmp_path) -> None:
         ({"patch_size": 0}, r"patch_size is a whole number of at least 1, or \[height, width\]; got 0"),
         ({"is_decoder": True}, "a model of images is a single stack that looks both ways; leave is_decoder unset"),
         ({"scale_embedding": True}, "scale_embedding is for token embeddings"),
+        ({"stem_conv_channels": []}, r"stem_conv_channels is a list of whole numbers of at least 1, .*; got \[\]"),
+        ({"stem_conv_channels": [4, 0]}, r"stem_conv_channels is a list of whole numbers .*; got \[4, 0\]"),
+        ({"stem_conv_channels": [4]}, r"2 must divide the patches; got patches of 3 x 2 pixels and .* \[4\]"),
         ({"num_patch_tokens": 9}, "num_patch_tokens needs patch_projection: pattention"),
         ({"patch_projection": "convolution"}, "patch_projection must be one of linear, pattention; got 'convolution'"),
         ({"classifier_pooling": "last"}, "classifier_pooling of images is mean, or first with use_class_token"),

@@ -7,6 +7,9 @@ from typing import Any
 from gnomon.analysis.sound import front_end
 from gnomon.models.sizes import extents, image_grid
 
+NORM_PARAMETERS = {"layer": 2, "layer_plain": 0, "rms": 1, "none": 0}
+"""Learned numbers per channel of each norm."""
+
 
 @dataclass(frozen=True)
 class Ends:
@@ -15,18 +18,24 @@ class Ends:
     Args:
         tables: of tokens, which a tied head multiplies with.
         places: looked up and added: learned positions, a class token, a mask token, relative biases.
+        stem: weights of the convolutions before patches are cut.
+        stem_products: their multiplications for each patch.
         front: weights that make embeddings of patches or of frames.
         head: weights that read a position or a row; 0 where the table does.
         painter: weights that paint a hidden patch.
         biases: of all of them.
+        norms: weights and biases of the norms between the stem's convolutions.
     """
 
     tables: int = 0
     places: int = 0
+    stem: int = 0
+    stem_products: int = 0
     front: int = 0
     head: int = 0
     painter: int = 0
     biases: int = 0
+    norms: int = 0
 
 
 def num_labels(fields: Mapping[str, Any]) -> int:
@@ -76,6 +85,10 @@ def _of_images(fields: Mapping[str, Any]) -> Ends:
     down, across = extents(fields["patch_size"])
     pixels, own = fields["num_channels"] * down * across, int(fields["use_class_token"])
     is_linear = fields["patch_projection"] == "linear"
+    channels = list(fields["stem_conv_channels"] or ())
+    sizes = [fields["num_channels"], *channels]
+    stem = [9 * size * count for size, count in zip(sizes, channels, strict=False)]
+    read = sizes[-1] * down * across // 4 ** len(channels)
     paints = vocabulary is not None or "GnomonForMaskedImageModeling" in (fields.get("architectures") or ())
     labels = 0 if paints else num_labels(fields)
     table, places = (vocabulary or 0) * width, own + int(paints)
@@ -84,8 +97,11 @@ def _of_images(fields: Mapping[str, Any]) -> Ends:
     return Ends(
         tables=table,
         places=places * width,
-        front=pixels * width if is_linear else fields["num_patch_tokens"] * (pixels + width),
+        stem=sum(stem),
+        stem_products=sum(weights * down * across // 4 ** (i + 1) for i, weights in enumerate(stem)),
+        front=read * width if is_linear else fields["num_patch_tokens"] * (read + width),
         head=labels * width + (0 if fields["tie_word_embeddings"] else table),
         painter=pixels * width if paints else 0,
-        biases=(width * is_linear + labels + (pixels if paints else 0)) if fields["use_bias"] else 0,
+        biases=(sum(channels) + width * is_linear + labels + (pixels if paints else 0)) if fields["use_bias"] else 0,
+        norms=sum(channels) * NORM_PARAMETERS[fields["norm"]],
     )

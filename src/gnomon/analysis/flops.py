@@ -9,12 +9,10 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from gnomon.analysis.ends import NORM_PARAMETERS
 from gnomon.analysis.ends import ends as count_ends
 from gnomon.analysis.sound import forward_flops_per_frame
 from gnomon.models.sizes import image_grid, layer_tokens, resolve
-
-NORM_PARAMETERS = {"layer": 2, "layer_plain": 0, "rms": 1, "none": 0}
-"""Learned numbers per channel of each norm."""
 
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 """Bytes a number takes."""
@@ -162,10 +160,10 @@ def count_parameters(fields: Mapping[str, Any], *, is_active: bool = False) -> P
     own_norms = looks * (2 if fields["norm_placement"] == "peri" else 1) * NORM_PARAMETERS[fields["norm"]]
     final_norms = (2 if looks else 1) * NORM_PARAMETERS[fields["final_norm"]]
     return ParameterCounts(
-        embedding=ends.tables + ends.places + ends.front,
+        embedding=ends.tables + ends.places + ends.stem + ends.front,
         attention=copies * sum(part.weights for part in attention),
         feed_forward=copies * sum(part.weights for part in feed_forward),
-        norms=copies * (num_layers * _layer_norms(fields) + width * (own_norms + final_norms)),
+        norms=copies * (num_layers * _layer_norms(fields) + width * (own_norms + final_norms)) + ends.norms,
         biases=copies * sum(part.biases for part in attention + feed_forward) + ends.biases,
         score_scales=copies * sum(part.score_scales for part in attention + feed_forward),
         head=ends.head + ends.painter,
@@ -248,7 +246,8 @@ def forward_flops_per_token(fields: Mapping[str, Any], sequence_length: int) -> 
     if fields["image_size"] is not None:
         positions, tokens = image_positions(fields), 0 if fields["vocab_size"] is None else sequence_length
         weights = count_parameters(fields, is_active=True).non_embedding * (positions + tokens)
-        patches = (ends.front + ends.painter) * (positions - fields["use_class_token"])
+        per_patch = ends.stem_products + ends.front + ends.painter
+        patches = per_patch * (positions - fields["use_class_token"])
         read = ends.head if not tokens else tokens * (ends.head or ends.tables)
         return 2 * (weights + patches + read) + token_attention_flops(fields, sequence_length)
     if fields["num_mel_bins"] is not None:

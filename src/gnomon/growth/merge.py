@@ -27,6 +27,7 @@ HOWS = ("own", "shared")
 OF_IMAGES = (
     "image_size",
     "num_patch_tokens",
+    "stem_conv_channels",
     *(name for name in IMAGE_DEFAULTS if name not in ("positions", "is_decoder")),
 )
 """Fields that the merged model takes from the model of images."""

@@ -103,7 +103,7 @@ def check_fields(config: Any) -> None:
 
 def _check_images(config: Any) -> None:
     if config.image_size is None:
-        for name in (*IMAGE_DEFAULTS, "num_patch_tokens"):
+        for name in (*IMAGE_DEFAULTS, "num_patch_tokens", "stem_conv_channels"):
             if name not in ("positions", "is_decoder") and getattr(config, name) is not None:
                 raise ValueError(f"{name} needs image_size, which makes a model of images; got {getattr(config, name)}")
         if config.positions == "sinusoidal_2d":
@@ -121,6 +121,7 @@ def _check_images(config: Any) -> None:
         )
     if config.num_patch_tokens is not None and config.patch_projection == "linear":
         raise ValueError("num_patch_tokens needs patch_projection: pattention, since nothing else has parameter tokens")
+    _check_stem(config)
     if config.is_decoder or config.is_encoder_decoder:
         raise ValueError("a model of images is a single stack that looks both ways; leave is_decoder unset")
     if config.scale_embedding or config.position_offset:
@@ -134,6 +135,22 @@ def _check_images(config: Any) -> None:
     if config.classifier_pooling not in (None, *poolings):
         raise ValueError(
             f"classifier_pooling of images is mean, or first with use_class_token; got {config.classifier_pooling!r}"
+        )
+
+
+def _check_stem(config: Any) -> None:
+    channels = config.stem_conv_channels
+    if channels is None:
+        return
+    if not channels or any(not isinstance(n, int) or isinstance(n, bool) or n < 1 for n in channels):
+        raise ValueError(
+            f"stem_conv_channels is a list of whole numbers of at least 1, one a convolution, or unset; got {channels}"
+        )
+    patch, step = extents(config.patch_size), 2 ** len(channels)
+    if patch[0] % step or patch[1] % step:
+        raise ValueError(
+            f"each convolution of the stem halves the image, so {step} must divide the patches; got patches of "
+            f"{patch[0]} x {patch[1]} pixels and stem_conv_channels {channels}"
         )
 
 

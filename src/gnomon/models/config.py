@@ -112,6 +112,8 @@ class GnomonConfig(PreTrainedConfig):
         num_channels: of an image; 3 if unset.
         patch_projection: `linear` or `pattention`, from a patch's pixels to an embedding; linear if unset.
         num_patch_tokens: parameter tokens of a Pattention there; d if unset.
+        stem_conv_channels: of convolutions before the patches are cut, a list; each halves height and width; none if
+            unset.
         use_class_token: an embedding of its own before those of the patches; true for images if unset.
         use_image_padding: fill images up to whole patches with zeros, where they would be refused; false if unset.
         num_modalities: kinds of tokens with parameters of their own, told apart by `modality_ids`; none if unset.
@@ -188,6 +190,7 @@ class GnomonConfig(PreTrainedConfig):
     num_channels: int | None = _D["num_channels"]
     patch_projection: str | None = _D["patch_projection"]
     num_patch_tokens: int | None = _D["num_patch_tokens"]
+    stem_conv_channels: list | None = _D["stem_conv_channels"]
     use_class_token: bool | None = _D["use_class_token"]
     use_image_padding: bool | None = _D["use_image_padding"]
     num_modalities: int | None = _D["num_modalities"]

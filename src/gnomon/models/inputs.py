@@ -7,6 +7,8 @@ from torch import Tensor, nn
 from gnomon.models.checks import check_divides
 from gnomon.models.config import GnomonConfig
 from gnomon.models.sizes import extents, image_grid
+from gnomon.nn.convolutions import ConvolutionalStem
+from gnomon.nn.feedforward import ACTIVATIONS
 from gnomon.nn.initialization import Rule
 from gnomon.nn.projections import Embedding, build_projection
 
@@ -143,10 +145,25 @@ def random_mask(rows: int, patches: int, ratio: float, generator: torch.Generato
     return ranks < hidden
 
 
+def patch_pixels(chosen: Tensor, patch: tuple[int, int], grid: tuple[int, int]) -> Tensor:
+    """Which pixels lie in chosen patches.
+
+    Args:
+        chosen: true for a chosen patch, (batch, R S).
+        patch: h and w.
+        grid: R and S.
+
+    Returns:
+        (batch, 1, R h, S w).
+    """
+    places = chosen.bool().view(len(chosen), 1, *grid)
+    return places.repeat_interleave(patch[0], dim=2).repeat_interleave(patch[1], dim=3)
+
+
 class PatchEmbedding(nn.Module):
     """Images as a sequence of embeddings: a class token, if there is one, and the patches.
 
-        x_p W + position_p
+        x_p W + position_p,   x a patch of the image, or of what the stem's convolutions make of it
 
     Source: Dosovitskiy et al. 2021, eq. 1; its code starts W from a standard deviation of 1 / sqrt(pixels of a patch).
 
@@ -159,12 +176,18 @@ class PatchEmbedding(nn.Module):
         super().__init__()
         self.config, width = config, config.hidden_size
         self.patch, self.grid = extents(config.patch_size), image_grid(config.to_dict())
-        std = rule("embedding", "weight", 1, width)
+        std, channels = rule("embedding", "weight", 1, width), config.stem_conv_channels
+        self.stem, self.cut, in_channels = None, self.patch, config.num_channels
+        if channels is not None:
+            activation, step = ACTIVATIONS[config.hidden_act], 2 ** len(channels)
+            options = {"norm": config.norm, "eps": config.norm_eps, "activation": activation, "bias": config.use_bias}
+            self.stem = ConvolutionalStem(config.num_channels, channels, **options)
+            self.cut, in_channels = (self.patch[0] // step, self.patch[1] // step), channels[-1]
         lecun = Rule(lambda site, kind, fan_in, fan_out: fan_in**-0.5, is_uniform=rule.is_uniform)
         tokens = {"num_tokens": config.num_patch_tokens, "score": config.score}
         self.projection = build_projection(
             config.patch_projection,
-            config.num_channels * self.patch[0] * self.patch[1],
+            in_channels * self.cut[0] * self.cut[1],
             width,
             site="patch",
             rule=lecun if config.patch_projection == "linear" else rule,
@@ -211,12 +234,20 @@ class PatchEmbedding(nn.Module):
         check_divides(size, self.config)
         images = pad_to_patches(pixel_values.to(self.dtype), self.patch)
         grid = (images.shape[2] // self.patch[0], images.shape[3] // self.patch[1])
-        embeds = self.projection(image_to_patches(images, self.patch))
+        if bool_masked_pos is not None and self.stem is not None:  # its convolutions see beyond a patch
+            images = images * ~patch_pixels(bool_masked_pos, self.patch, grid).to(images.device)
+        embeds = self.projection(image_to_patches(images if self.stem is None else self.stem(images), self.cut))
         if bool_masked_pos is not None and mask_token is not None:
             embeds = torch.where(bool_masked_pos.bool().unsqueeze(-1), mask_token.to(embeds.dtype), embeds)
         if self.class_token is not None:
             embeds = torch.cat((self.class_token.weight.expand(len(embeds), -1, -1), embeds), dim=1)
         return embeds + positions if (positions := self._positions(grid, embeds)) is not None else embeds
+
+    @property
+    def pixels(self) -> int:
+        """Numbers of a patch of the image."""
+        size: int = self.config.num_channels * self.patch[0] * self.patch[1]
+        return size
 
     @property
     def dtype(self) -> torch.dtype:
@@ -242,6 +273,7 @@ __all__ = [
     "image_to_patches",
     "interpolate_positions",
     "pad_to_patches",
+    "patch_pixels",
     "patches_to_image",
     "random_mask",
     "sinusoidal_positions_2d",

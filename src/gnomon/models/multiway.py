@@ -81,7 +81,7 @@ class GnomonForImageTextMaskedModeling(GnomonPreTrainedModel):
         super().__init__(check_both(config))
         self.model = GnomonModel(config)
         rule, width = initialization_rule(config), config.hidden_size
-        pixels = self.model.embed_patches.projection.in_features
+        pixels = self.model.embed_patches.pixels
         self.mask_token = Embedding(1, width, std=rule("embedding", "weight", 1, width))
         self.pixel_head = Linear(width, pixels, bias=config.use_bias, std=rule("embedding", "weight", pixels, width))
         std = rule("embedding", "weight", config.vocab_size, width)

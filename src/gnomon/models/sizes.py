@@ -55,6 +55,7 @@ DEFAULTS: dict[str, Any] = {
     "num_channels": None,
     "patch_projection": None,
     "num_patch_tokens": None,
+    "stem_conv_channels": None,
     "use_class_token": None,
     "use_image_padding": None,
     "num_modalities": None,

@@ -126,7 +126,7 @@ class GnomonForMaskedImageModeling(GnomonPreTrainedModel):
         self.model = GnomonModel(config)
         rule, patches = initialization_rule(config), self.model.embed_patches
         self.mask_token = Embedding(1, config.hidden_size, std=rule("embedding", "weight", 1, config.hidden_size))
-        pixels = patches.projection.in_features
+        pixels = patches.pixels
         std = rule("embedding", "weight", pixels, config.hidden_size)
         self.pixel_head = Linear(config.hidden_size, pixels, bias=config.use_bias, std=std)
         self.post_init()
