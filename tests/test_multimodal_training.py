@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 import gnomon
 from gnomon.cli.main import app
-from gnomon.training.options import DataOptions
+from gnomon.training.data_options import DataOptions
 from gnomon.training.recipe import load_recipe
 from gnomon.training.tasks import find_task
 from tiny_runs import resumed_weights

@@ -9,7 +9,7 @@ import pytest
 import gnomon
 from gnomon.analysis.flops import count_parameters
 from gnomon.data.catalog import DATASETS, find_dataset
-from gnomon.training.options import DataOptions
+from gnomon.training.data_options import DataOptions
 from gnomon.training.preparation import prepare
 from gnomon.training.recipe import load_recipe, model_fields, recipe_names, recipe_path
 from gnomon.training.tasks import find_task

@@ -13,7 +13,8 @@ from torch import Tensor
 import gnomon
 from gnomon.data.packing import collate
 from gnomon.data.translation import collate_pairs
-from gnomon.training.options import DataOptions, Recipe, TrainingOptions
+from gnomon.training.data_options import DataOptions
+from gnomon.training.options import Recipe, TrainingOptions
 from gnomon.training.preparation import load_checkpoint, prepare
 from gnomon.training.progress import Progress, StagePlan
 from gnomon.training.recipe import load_recipe

@@ -12,8 +12,8 @@ from transformers import pipeline
 
 import gnomon
 from gnomon import GnomonConfig, GnomonForImageClassification
+from gnomon.training.data_options import DataOptions
 from gnomon.training.optimization import layer_rates, spread_rates
-from gnomon.training.options import DataOptions
 from gnomon.training.recipe import load_recipe
 from gnomon.training.tasks import find_task, task_of_fields
 from tiny_runs import resumed_weights

@@ -13,7 +13,7 @@ from gnomon.cli.train import RUNS, OverridesOption, leave_if_interrupted
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from gnomon.training.options import DataOptions
+    from gnomon.training.data_options import DataOptions
 
 RECIPE = "demo"
 ORDERS = {"bigram": 2, "3-gram": 3, "5-gram": 5}

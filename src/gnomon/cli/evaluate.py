@@ -151,7 +151,7 @@ def _score(
         ValueError: The model is of no task that can be scored so.
     """
     from gnomon.report.sheets import check_sheet, write_sheet
-    from gnomon.training.options import DataOptions
+    from gnomon.training.data_options import DataOptions
     from gnomon.training.tasks import TASKS, find_task, task_of_head
 
     model = load_model(checkpoint, is_any=True)

@@ -9,8 +9,9 @@ from huggingface_hub import EvalResult, ModelCard, ModelCardData
 from gnomon.data.catalog import DATASETS
 from gnomon.data.collections import COLLECTIONS
 from gnomon.report.tables import MEASURES, ledger_cells, to_markdown
+from gnomon.training.data_options import DataOptions
 from gnomon.training.folder import RunFolder
-from gnomon.training.options import DataOptions, Recipe
+from gnomon.training.options import Recipe
 from gnomon.training.recipe import load_recipe, to_yaml
 from gnomon.training.records import read_json, read_rows, write_text
 from gnomon.training.tasks import TASKS

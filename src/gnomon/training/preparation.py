@@ -15,9 +15,10 @@ from transformers.utils import is_torch_bf16_gpu_available
 from gnomon.models import heads
 from gnomon.models.config import GnomonConfig
 from gnomon.models.multimodal import GnomonImageTextConfig
+from gnomon.training.data_options import DataOptions
 from gnomon.training.growth import rehearse_growth
 from gnomon.training.optimization import steps_per_epoch
-from gnomon.training.options import DataOptions, Recipe, TrainingOptions
+from gnomon.training.options import Recipe, TrainingOptions
 from gnomon.training.recipe import model_fields
 from gnomon.training.records import read_json
 from gnomon.training.tasks import TASKS, find_task

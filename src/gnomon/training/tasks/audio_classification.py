@@ -10,7 +10,8 @@ from gnomon.data.audio_classes import AudioClassSplits, load_audio_classes
 from gnomon.data.classification import majority_label
 from gnomon.data.speech_rows import SpeechRows
 from gnomon.evaluation.classification import ClassificationScore, evaluate_classifier, macro_f1
-from gnomon.training.options import DataOptions, Recipe
+from gnomon.training.data_options import DataOptions
+from gnomon.training.options import Recipe
 from gnomon.training.tasks.audio_processor import (
     AudioProcessor,
     AugmentedSounds,

@@ -15,7 +15,8 @@ from gnomon.data.speech_rows import SpeechCollator, SpeechRows
 from gnomon.data.splitting import LeftOut
 from gnomon.models.audio_fields import subsampled_length
 from gnomon.models.sizes import resolve
-from gnomon.training.options import DataOptions, Recipe
+from gnomon.training.data_options import DataOptions
+from gnomon.training.options import Recipe
 from gnomon.training.recipe import model_fields
 from gnomon.training.records import read_json
 from gnomon.training.tasks import ORIGIN_KEYS, SOUND_KEYS

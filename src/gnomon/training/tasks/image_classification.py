@@ -9,7 +9,7 @@ from transformers import PreTrainedModel
 from gnomon.data.vision import ImageCollator, ImageRows
 from gnomon.evaluation.baselines import majority_accuracy, nearest_centroid_accuracy, nearest_neighbor_accuracy
 from gnomon.evaluation.classification import ClassificationScore, evaluate_classifier
-from gnomon.training.options import DataOptions
+from gnomon.training.data_options import DataOptions
 from gnomon.training.tasks.image_rows import (
     ImageSet,
     augmentation_of,

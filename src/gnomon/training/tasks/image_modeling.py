@@ -11,7 +11,7 @@ from gnomon.data.image_processing import DEVIATION
 from gnomon.data.vision import ImageCollator, ImageRows
 from gnomon.evaluation.reconstruction import ReconstructionScore, evaluate_reconstruction
 from gnomon.models.vision import DEFAULT_MASK_RATIO
-from gnomon.training.options import DataOptions
+from gnomon.training.data_options import DataOptions
 from gnomon.training.tasks.image_rows import (
     ImageSet,
     augmentation_of,

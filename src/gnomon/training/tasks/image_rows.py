@@ -17,7 +17,8 @@ from gnomon.data.images import LabeledImages
 from gnomon.data.vision import ImageCollator, ImageRows, ImageSplits, load_images
 from gnomon.models.inputs import random_mask
 from gnomon.models.sizes import extents, image_grid, resolve
-from gnomon.training.options import DataOptions, Recipe
+from gnomon.training.data_options import DataOptions
+from gnomon.training.options import Recipe
 from gnomon.training.recipe import model_fields
 from gnomon.training.records import read_json
 from gnomon.training.tasks import ORIGIN_KEYS

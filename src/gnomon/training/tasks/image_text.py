@@ -18,7 +18,8 @@ from gnomon.data.tokenizers import load_tokenizer
 from gnomon.evaluation.baselines import nearest_neighbor_accuracy
 from gnomon.evaluation.retrieval import RetrievalScore, evaluate_retrieval
 from gnomon.models.sizes import extents, resolve
-from gnomon.training.options import DataOptions, Recipe
+from gnomon.training.data_options import DataOptions
+from gnomon.training.options import Recipe
 from gnomon.training.records import read_json
 from gnomon.training.tasks import ORIGIN_KEYS
 from gnomon.training.tasks.image_rows import augmentation_of, count_images

@@ -11,7 +11,8 @@ from gnomon.data.packing import PackedText, collate, pack
 from gnomon.data.text import TextSplits, load_text
 from gnomon.evaluation.language_model import LanguageModelScore, evaluate_language_model
 from gnomon.models.losses import token_loss
-from gnomon.training.options import DataOptions, Recipe
+from gnomon.training.data_options import DataOptions
+from gnomon.training.options import Recipe
 from gnomon.training.tasks import ORIGIN_KEYS
 from gnomon.training.tasks.task import Collate, EvenRows, Task
 from gnomon.training.tasks.text import pad_id, recipe_tokenizer

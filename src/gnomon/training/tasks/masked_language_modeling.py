@@ -14,7 +14,8 @@ from gnomon.data.tokenizers import MASK
 from gnomon.evaluation.masked import MaskedLanguageModelScore, evaluate_masked_language_model, head_at
 from gnomon.evaluation.ngrams import NGramModel
 from gnomon.models.losses import token_loss
-from gnomon.training.options import DataOptions, Recipe
+from gnomon.training.data_options import DataOptions
+from gnomon.training.options import Recipe
 from gnomon.training.tasks.language_modeling import load
 from gnomon.training.tasks.task import Collate, Task
 from gnomon.training.tasks.text import pad_id, recipe_tokenizer

@@ -10,7 +10,8 @@ from gnomon.data.speech import SpeechSplits, encode_clips, load_speech
 from gnomon.data.speech_rows import SpeechRows, build_ctc_tokenizer
 from gnomon.evaluation.speech import SpeechScore, empty_transcript_rates, evaluate_ctc
 from gnomon.optional import import_optional
-from gnomon.training.options import DataOptions, Recipe
+from gnomon.training.data_options import DataOptions
+from gnomon.training.options import Recipe
 from gnomon.training.tasks.audio_processor import (
     AudioProcessor,
     AugmentedSounds,

@@ -12,7 +12,8 @@ from gnomon.data.speech import encode_clips
 from gnomon.data.speech_rows import SpeechRows
 from gnomon.evaluation.speech import SpeechScore
 from gnomon.evaluation.transcription import evaluate_transcription
-from gnomon.training.options import DataOptions, Recipe
+from gnomon.training.data_options import DataOptions
+from gnomon.training.options import Recipe
 from gnomon.training.tasks.audio_processor import (
     AudioProcessor,
     AugmentedSounds,

@@ -12,7 +12,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from gnomon.models.losses import token_loss
-from gnomon.training.options import DataOptions, Recipe
+from gnomon.training.data_options import DataOptions
+from gnomon.training.options import Recipe
 
 Batch = dict[str, Tensor]
 Collate = Callable[[list[Any]], Batch]

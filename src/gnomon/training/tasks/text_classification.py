@@ -10,7 +10,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from gnomon.data.classification import LabeledText, collate_labeled, encode_labeled, label_names, majority_label
 from gnomon.data.tables import Row, TableSplits, load_table
 from gnomon.evaluation.classification import ClassificationScore, evaluate_classifier, macro_f1
-from gnomon.training.options import DataOptions, Recipe
+from gnomon.training.data_options import DataOptions
+from gnomon.training.options import Recipe
 from gnomon.training.tasks import ORIGIN_KEYS
 from gnomon.training.tasks.task import Collate, Task
 from gnomon.training.tasks.text import pad_id, recipe_tokenizer

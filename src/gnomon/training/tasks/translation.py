@@ -11,7 +11,8 @@ from gnomon.data.tables import Row, TableSplits, load_table
 from gnomon.data.translation import SentencePairs, collate_pairs, encode_pairs
 from gnomon.evaluation.translation import TranslationScore, corpus_scores, evaluate_translation
 from gnomon.optional import import_optional
-from gnomon.training.options import DataOptions, Recipe
+from gnomon.training.data_options import DataOptions
+from gnomon.training.options import Recipe
 from gnomon.training.tasks import ORIGIN_KEYS
 from gnomon.training.tasks.task import Collate, EvenRows, Task
 from gnomon.training.tasks.text import pad_id, recipe_tokenizer
