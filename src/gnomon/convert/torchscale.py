@@ -10,16 +10,8 @@ from transformers import PreTrainedModel
 
 from gnomon.convert.tables import Layout, Parts
 from gnomon.convert.torchscale_branches import IMAGES, has_images, refuse_two_tables, take_branch
-from gnomon.convert.torchscale_settings import (
-    DECODER,
-    ENCODER,
-    OFFSET,
-    PROJECT,
-    complete,
-    config_from_torchscale,
-    config_to_torchscale,
-    sides_of,
-)
+from gnomon.convert.torchscale_keys import DECODER, ENCODER, OFFSET, PROJECT, complete
+from gnomon.convert.torchscale_settings import config_from_torchscale, config_to_torchscale, sides_of
 from gnomon.models.backbone import GnomonModel
 from gnomon.models.config import GnomonConfig
 from gnomon.models.encoder_decoder import GnomonEncoderDecoderModel, GnomonForSeq2SeqLM

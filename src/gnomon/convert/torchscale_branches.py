@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from gnomon.convert.tables import Parts
-from gnomon.convert.torchscale_settings import ENCODER, OFFSET
+from gnomon.convert.torchscale_keys import ENCODER, OFFSET
 
 BRANCHES = ("A", "B")
 TEXTS, PATCHES = "text_embed", "vision_embed"
