@@ -115,7 +115,7 @@ def test_folder_with_captions_keeps_equal_texts_together(folder):
             assert side.texts[row] == f"shade {red % 6}"
 
 
-def test_an_image_damaged_later_takes_its_text_along(folder):
+def test_an_image_damaged_later_takes_its_text_along(folder, caplog):
     """The pair after it comes instead, image and text together."""
     splits = load_image_text(source=folder, image_size=8)
     _, file = splits.train.images.images.names[0].split()
@@ -123,6 +123,7 @@ def test_an_image_damaged_later_takes_its_text_along(folder):
     first, second = splits.train[0], splits.train[1]
     assert all(torch.equal(first[key], second[key]) for key in first)
     assert len(splits.left_out) == 1
+    assert f"{file} is left out from here on" in caplog.text
 
 
 def test_a_tokenizer_may_be_given_or_described(emoji):

@@ -208,13 +208,14 @@ def test_a_bad_file_is_counted_and_listed_and_nothing_else_changes(folder):
     assert "6 left out: 0.wav" in splits.describe()
 
 
-def test_a_clip_damaged_later_is_replaced_and_listed(folder):
+def test_a_clip_damaged_later_is_replaced_and_listed(folder, caplog):
     """A file that goes bad after loading does not end the run: the next good clip takes its place."""
     splits = load_speech(source=folder)
     name = splits.train.clips.names[0]
     (folder / name).write_text("gone bad")
     assert torch.equal(splits.train[0]["input_features"], splits.train[1]["input_features"])
     assert name in splits.train.clips.left_out.reasons
+    assert f"{name} is left out from here on" in caplog.text
 
 
 def test_no_sentence_and_no_speaker_stands_on_both_sides(folder):

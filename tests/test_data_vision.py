@@ -88,13 +88,15 @@ def test_a_bad_file_is_counted_and_listed_and_nothing_else_changes(folder):
     assert "3 left out: cat/text.png (it is no image, or empty)" in splits.describe()
 
 
-def test_an_image_damaged_later_is_replaced_and_listed(folder):
+def test_an_image_damaged_later_is_replaced_listed_and_told_once(folder, caplog):
     """A file that goes bad after loading does not end the run: the next good image takes its place."""
     splits = load_images(source=folder, image_size=8)
     name = splits.train.images.names[0]
     (folder / name).write_bytes(b"gone bad")
     assert torch.equal(splits.train[0]["pixel_values"], splits.train[1]["pixel_values"])
+    assert torch.equal(splits.train[0]["pixel_values"], splits.train[1]["pixel_values"])
     assert list(splits.left_out.reasons) == [name]
+    assert caplog.text.count(f"{name} is left out from here on") == 1
     assert splits.validation[0]["pixel_values"].shape == (3, 8, 8)
 
 

@@ -107,7 +107,9 @@ def test_evaluation_compares_with_baselines_and_writes_a_sheet(trained: Path, pi
         assert image.width > 500
 
 
-def test_hidden_patches_train_an_encoder_that_is_then_fine_tuned(pictures: Path, tmp_path: Path) -> None:
+def test_hidden_patches_train_an_encoder_that_is_then_fine_tuned(
+    pictures: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     """The same hidden patches every evaluation; the classifier starts from its backbone, at smaller rates below."""
     first = gnomon.train(
         recipe(pictures, "masked-image-modeling", gradient_accumulation_steps=2), tmp_path / "hidden", progress=False
@@ -115,7 +117,9 @@ def test_hidden_patches_train_an_encoder_that_is_then_fine_tuned(pictures: Path,
     assert first.ledger[0]["level_error"] == pytest.approx(first.ledger[0]["validation_loss"] * 127.5)
     written = recipe(pictures, layer_learning_rate_decay=0.5)
     written["model"] = {"checkpoint": str(tmp_path / "hidden" / "model")}
-    second = gnomon.train(written, tmp_path / "tuned", progress=False)
+    capfd.readouterr()
+    second = gnomon.train(written, tmp_path / "tuned", progress=True)
+    assert " images/s" in capfd.readouterr().err
     assert second.ledger[0]["status"] == "finished"
     rates = [
         json.loads(line).get("learning_rate") for line in (tmp_path / "tuned/metrics.jsonl").read_text().splitlines()

@@ -88,7 +88,7 @@ class ImageTextRows(Dataset[dict[str, torch.Tensor]]):
             try:
                 array = self.images.array(row)
             except ValueError as error:
-                self.pairs.images.left_out.add(self.pairs.images.names[row], str(error))
+                self.pairs.images.left_out.add_late(self.pairs.images.names[row], str(error))
                 continue
             ids = self.token_ids[row]
             return {

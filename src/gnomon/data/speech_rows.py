@@ -95,7 +95,7 @@ class SpeechRows(Dataset[dict[str, torch.Tensor]]):
             try:
                 features = self.features(row)
             except ValueError as error:
-                self.clips.left_out.add(self.clips.names[row], str(error))
+                self.clips.left_out.add_late(self.clips.names[row], str(error))
                 continue
             return {
                 "input_features": features if self.augmentation is None else self.augmentation(features),
@@ -130,6 +130,24 @@ def extract_features(samples: Any, extractor: Any) -> torch.Tensor:
         raise ValueError(f"it is shorter than {SHORTEST_FRAMES * HOP_SECONDS:g} s")
     batch = extractor([samples], sampling_rate=extractor.sampling_rate, return_tensors="pt")
     return batch["input_features"][0, :frames].float()
+
+
+def mean_filterbank(samples: Any, extractor: Any) -> torch.Tensor:
+    """The mean over time of a sound's logarithmic mel bins (mel bins,), less the mean of them all, its loudness.
+
+    It is what normalization takes away from `extract_features`: how the voice and the microphone color every sound.
+    """
+    spectrum = torch.stft(
+        torch.as_tensor(samples),
+        extractor.n_fft,
+        hop_length=extractor.hop_length,
+        win_length=extractor.win_length,
+        window=torch.hann_window(extractor.win_length, periodic=False),
+        pad_mode="constant",
+        return_complex=True,
+    )
+    mean = torch.log(extractor.mel_filters @ spectrum.abs().square() + 2**-24).mean(dim=1)
+    return mean - mean.mean()
 
 
 class SpeechCollator:

@@ -1,6 +1,7 @@
 """Which rows are held out, decided by their group; and which files were left out, and why."""
 
 import hashlib
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -63,6 +64,14 @@ class LeftOut:
     def add(self, name: str, reason: str) -> None:
         """Note a file; a second reason for the same file replaces the first."""
         self.reasons[name] = reason
+
+    def add_late(self, name: str, reason: str) -> None:
+        """Note a file that turned bad after the data were described, and say so at once, the first time."""
+        if name not in self.reasons:
+            logging.getLogger("gnomon").warning(
+                "%s is left out from here on (%s); %d so far", name, reason, len(self) + 1
+            )
+        self.add(name, reason)
 
     def __len__(self) -> int:
         return len(self.reasons)

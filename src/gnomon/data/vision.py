@@ -61,7 +61,7 @@ class ImageRows(Dataset[dict[str, torch.Tensor]]):
             try:
                 array = self.array(row)
             except ValueError as error:
-                self.images.left_out.add(self.images.names[row], str(error))
+                self.images.left_out.add_late(self.images.names[row], str(error))
                 continue
             return {"pixel_values": self.pixel_values(array), "labels": torch.tensor(int(self.labels[row]))}
         raise ValueError(f"no image can be read any more ({self.images.left_out.describe(shown=1)})")

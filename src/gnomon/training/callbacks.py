@@ -104,15 +104,16 @@ class TensorBoardWriter(Observer):
 
 
 class ProgressDisplay(Observer):
-    """A bar with loss, tokens per second and time left; plain lines where there is no terminal.
+    """A bar with loss, speed and time left; plain lines where there is no terminal.
 
     Args:
         title: What is running.
+        unit: What is counted a second: tokens, images, frames.
         console: Where to show it; standard error if not given, so that standard output stays free.
     """
 
-    def __init__(self, title: str, console: Console | None = None) -> None:
-        self.title = title
+    def __init__(self, title: str, unit: str = "tokens", console: Console | None = None) -> None:
+        self.title, self.unit = title, unit
         self.console = console or Console(stderr=True, highlight=False)
         self.shown: dict[str, str] = {}
         self.bar: Progress | None = None
@@ -151,7 +152,7 @@ class ProgressDisplay(Observer):
         """Take in new numbers; without a terminal, write a line now and then."""
         if "loss" in logs:
             self.shown["loss"] = f"loss {logs['loss']:.4f}"
-            self.shown["speed"] = f"{logs['tokens_per_second']:,.0f} tokens/s"
+            self.shown["speed"] = f"{logs['tokens_per_second']:,.0f} {self.unit}/s"
         else:
             self.shown["validation"] = f"validation {logs['validation_loss']:.4f}"
         if self.bar is not None:

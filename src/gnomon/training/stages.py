@@ -82,7 +82,7 @@ def run(
         if resume and len(ledger) < len(recipe.stages):
             folders.record_continuation(folder, recipe.seed)
         for index in range(len(ledger), len(recipe.stages)):
-            display = ProgressDisplay(f"{title} stage {index}".strip()) if progress else None
+            display = ProgressDisplay(f"{title} stage {index}".strip(), prepared.task.unit) if progress else None
             row = None if interrupt else _run_stage(folder, prepared, index, ledger, interrupt, display)
             if row is None:
                 return RunResult(output, ledger, interrupt.signal)

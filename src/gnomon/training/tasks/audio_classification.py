@@ -1,14 +1,17 @@
 """The class of a sound."""
 
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
 from transformers import PreTrainedModel
 
+from gnomon.data.audio import read_sound
 from gnomon.data.audio_classes import AudioClassSplits, load_audio_classes
 from gnomon.data.classification import majority_label
-from gnomon.data.speech_rows import SpeechRows
+from gnomon.data.speech_rows import SpeechRows, mean_filterbank
+from gnomon.evaluation.baselines import nearest
 from gnomon.evaluation.classification import ClassificationScore, evaluate_classifier, macro_f1
 from gnomon.training.data_options import DataOptions
 from gnomon.training.options import Recipe
@@ -30,18 +33,8 @@ from gnomon.training.tasks.task import Task
 
 
 def load(data: DataOptions) -> AudioClassSplits:
-    """Sounds with a class each.
-
-    Raises:
-        ValueError: The data are named, and no set of the catalog has classes of sounds.
-    """
-    if data.name is not None:
-        raise ValueError(
-            f"data.name is {data.name!r}, and no data set of the catalog has classes of sounds; give data.source, a "
-            "folder with a folder for each class."
-        )
-    named = {key: value for key, value in origin(data, "label_column").items() if key != "name"}
-    splits = load_audio_classes(**named)
+    """Sounds with a class each."""
+    splits = load_audio_classes(**origin(data, "label_column"))
     tell(splits.left_out, splits.describe())
     return splits
 
@@ -79,15 +72,26 @@ def evaluate(model: PreTrainedModel, rows: Any, processor: AudioProcessor, batch
 
 
 def baselines(train: SpeechRows, validation: SpeechRows) -> dict[str, dict[str, float]]:
-    """The most frequent class for everything."""
+    """The most frequent class for everything, and the class of the sound whose mean filterbank is nearest."""
     truth = np.array(validation.labels)
-    answer = majority_label(np.array(train.labels))
+    known, labels = mean_filterbanks(train)
+    asked, wanted = mean_filterbanks(validation)
+    answer = np.full(len(truth), majority_label(np.array(train.labels)))
+    neighbor = labels[nearest(known, asked)]
     return {
-        "majority class": {
-            "accuracy": float((truth == answer).mean()),
-            "macro_f1": macro_f1(np.full(len(truth), answer), truth),
-        }
+        name: {"accuracy": float((answers == right).mean()), "macro_f1": macro_f1(answers, right)}
+        for name, answers, right in (("majority class", answer, truth), ("nearest neighbor", neighbor, wanted))
     }
+
+
+def mean_filterbanks(rows: SpeechRows) -> tuple[np.ndarray, np.ndarray]:
+    """The mean filterbank (rows, mel bins) and the class (rows,) of every sound that can be read."""
+    means, labels = [], []
+    for sound, label in zip(rows.clips.sounds, rows.labels, strict=True):
+        with suppress(ValueError):
+            means.append(mean_filterbank(read_sound(sound, rows.extractor.sampling_rate), rows.extractor).numpy())
+            labels.append(label)
+    return np.stack(means), np.array(labels)
 
 
 def load_processor(folder: Any, model: PreTrainedModel) -> AudioProcessor:
@@ -105,6 +109,7 @@ TASK = Task(
     labels=class_names,
     baselines=baselines,
     count=count_frames,
+    unit="frames",
     classes=lambda config: config.num_labels,
     part=SomeSounds,
     length=mean_frames,

@@ -75,6 +75,7 @@ TASK = Task(
     loss=loss,
     baselines=baselines,
     count=count_images,
+    unit="images",
     classes=lambda config: config.num_labels,
     part=ImageSet.part,
     length=lambda rows: 1,

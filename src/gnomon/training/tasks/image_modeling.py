@@ -71,6 +71,7 @@ TASK = Task(
     loss=loss,
     baselines=baselines,
     count=count_images,
+    unit="images",
     classes=lambda config: 256,
     part=ImageSet.part,
     length=lambda rows: 1,

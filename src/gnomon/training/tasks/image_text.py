@@ -210,6 +210,7 @@ TASK = Task(
     loss=loss,
     baselines=baselines,
     count=count_images,
+    unit="images",
     classes=lambda config: 1,  # what guessing costs follows from the batch: the first loss stands for it
     part=PairSet.part,
     length=PairSet.mean_length,

@@ -110,6 +110,7 @@ TASK = Task(
     loss=ctc_step,
     baselines=baselines,
     count=count_frames,
+    unit="frames",
     part=SomeSounds,
     length=mean_frames,
     load_processor=load_processor,

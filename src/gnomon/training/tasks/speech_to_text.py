@@ -97,6 +97,7 @@ TASK = Task(
     finish_model=finish_model,
     baselines=baselines,
     count=count_frames,
+    unit="frames",
     part=SomeSounds,
     length=mean_frames,
     load_processor=load_processor,

@@ -113,6 +113,7 @@ class Task:
         finish_model: Settles what the recipe says of a new model beside its configuration.
         baselines: (training data set, validation data set), both as for an evaluation -> what a score has to beat.
         count: How many tokens a batch holds.
+        unit: What is counted so, in the plural.
         classes: How many answers a guess has, by the model's configuration.
         part: Some rows of a data set.
         length: Tokens of one row of a data set, for its costs.
@@ -133,6 +134,7 @@ class Task:
     finish_model: Callable[[PreTrainedModel, Recipe], None] = leave
     baselines: Callable[[Any, Any], dict[str, dict[str, float]]] = no_baselines
     count: Callable[[Mapping[str, Tensor]], int] = input_tokens
+    unit: str = "tokens"
     classes: Callable[[Any], int] = lambda config: config.vocab_size
     part: Callable[[Any, int], Any] = every_row
     length: Callable[[Any], int] = row_length
