@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+from transformers import pipeline
 from typer.testing import CliRunner
 
 import gnomon
@@ -46,6 +47,20 @@ def test_evaluating_a_checkpoint_gives_its_ledgers_numbers(task: str, workplace:
         assert scored[measure] == pytest.approx(ledger[measure], rel=1e-5)
     (floor,) = scored["baselines"].values()
     assert set(floor) <= set(scored)
+
+
+def test_the_pipeline_fills_in_a_mask(workplace: Path) -> None:
+    """As transformers' users ask: the mask's name in a text, and tokens of the vocabulary with their probabilities."""
+    fill = pipeline("fill-mask", model=str(workplace / "masked-language-modeling" / "model"), device="cpu")
+    answers = fill(f"a big {fill.tokenizer.mask_token} ball", top_k=3)
+    shares = [answer["score"] for answer in answers]
+    assert shares == sorted(shares, reverse=True)
+    assert 0 < sum(shares) <= 1
+    model, ids = fill.model, fill.tokenizer(f"a big {fill.tokenizer.mask_token} ball", return_tensors="pt").input_ids
+    place = (ids[0] == fill.tokenizer.mask_token_id).nonzero().item()
+    expected = model(input_ids=ids).logits[0, place].softmax(-1).topk(3)
+    assert [answer["token"] for answer in answers] == expected.indices.tolist()
+    assert shares == pytest.approx(expected.values.tolist(), rel=1e-4)
 
 
 def test_a_table_names_the_measures_and_the_baseline(workplace: Path) -> None:

@@ -10,7 +10,8 @@ follow the vocabulary's own:
 - `<|pad|>` is a token of its own: collators that hide padding from the loss would hide an `eos` used as padding too.
 - `<|mask|>` is there where a task asks for it.
 
-Text that happens to contain such a name stays text (`split_special_tokens`): no document can forge its own end.
+Text that happens to contain such a name stays text: no document can forge its own end. A tokenizer without a mask
+stays so wherever it is used (`split_special_tokens`), one with a mask where gnomon reads data.
 """
 
 from collections.abc import Iterable, Mapping
@@ -188,7 +189,11 @@ def train_bpe(texts: Iterable[str], vocab_size: int, num_special: int = 2) -> "T
 
 
 def wrap(tokenizer: "Tokenizer", **special_tokens: str) -> "PreTrainedTokenizerBase":
-    """Make a `tokenizers` object a transformers tokenizer with this library's special tokens."""
+    """Make a `tokenizers` object a transformers tokenizer with this library's special tokens.
+
+    One with a mask token reads the names of special tokens in a text, as whoever asks a model to fill in a mask writes
+    its name; gnomon's own data stay text all the same (`encode_documents`).
+    """
     from transformers import PreTrainedTokenizerFast
 
     return PreTrainedTokenizerFast(
@@ -197,6 +202,6 @@ def wrap(tokenizer: "Tokenizer", **special_tokens: str) -> "PreTrainedTokenizerB
         eos_token=SEPARATOR,
         pad_token=PADDING,
         clean_up_tokenization_spaces=False,
-        split_special_tokens=True,
+        split_special_tokens="mask_token" not in special_tokens,
         **special_tokens,
     )
