@@ -1,7 +1,7 @@
 """Load sounds with a class each, split into what is trained on and what is held out."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +16,15 @@ from gnomon.data.audio import (
     read_clips,
 )
 from gnomon.data.augmentation import SpecAugment
+from gnomon.data.collecting import collection_folder
+from gnomon.data.collections import describe_collection, find_collection
 from gnomon.data.hub import is_saved_dataset
 from gnomon.data.images import LABEL_COLUMNS
+from gnomon.data.prompts import TRANSCRIPTS, split_prompts
 from gnomon.data.rows import MediaRows, find_table, looks_like_a_path, open_rows, open_table, side_folders
 from gnomon.data.speech_rows import SpeechCollator, SpeechRows
 from gnomon.data.splitting import LeftOut, hold_out_groups
+from gnomon.data.transcripts import normalize_transcript
 
 DEFAULT_PERCENT = 10.0
 
@@ -65,7 +69,8 @@ class AudioClassSplits:
 
 def load_audio_classes(
     *,
-    source: str | Path,
+    name: str | None = None,
+    source: str | Path | None = None,
     audio_column: str | None = None,
     label_column: str | None = None,
     group_column: str | None = None,
@@ -79,10 +84,13 @@ def load_audio_classes(
 ) -> AudioClassSplits:
     """Load sounds with a class each, and hold some out: the same ones every time.
 
-    `validation` is held out if given; else the folder `validation` or `test` beside a folder `train`; else the groups
-    whose hashed name falls below a percentage: speakers if there is such a column, otherwise single files.
+    Of the telephone prompts, whose class is the language, a tenth is held out by the prompt's hashed name, each in
+    every language; training clips in which the same is said are left out. Of anything else `validation` is held out if
+    given; else the folder `validation` or `test` beside a folder `train`; else the groups whose hashed name falls below
+    a percentage: speakers if there is such a column, otherwise single files.
 
     Args:
+        name: A data set of the catalog.
         source: A folder of class folders, a table (.csv, .tsv, .jsonl, .json, .parquet) or a folder with one, a
             folder that `datasets` saved, or a data set's name on the Hub.
         audio_column: The table's column with the sound or its file; one with a usual name if None.
@@ -98,32 +106,64 @@ def load_audio_classes(
 
     Raises:
         ValueError: An option has no meaning here, a class is unknown, or there is nothing that can be read.
-        FileNotFoundError: There is no such file, folder or data set.
+        FileNotFoundError: There is no such file, folder or data set, or it has not been fetched yet.
         MissingPackageError: soundfile is not installed.
     """
-    if validation is not None and validation_percent is not None:
-        raise ValueError("data.validation and data.validation_percent exclude each other: drop one of them")
-    columns = {"audio": audio_column, "label": label_column, "group": group_column}
-    path = Path(source).expanduser()
-    is_remote = is_saved_dataset(path) or not (path.exists() or looks_like_a_path(str(source)))
-    sides = side_folders(path) if validation is None and not is_remote and path.is_dir() else None
-    if is_remote:
-        train = _read_table(open_rows(str(source), split or "train", subset), columns)
-        held_out = validation and _read_table(open_rows(str(source), str(validation), subset), columns)
+    if (name is None) == (source is None):
+        raise ValueError(
+            f"data needs either a name of the catalog or a source, not {'both' if name else 'neither'}: "
+            "give data.name or data.source"
+        )
+    columns = {"audio_column": audio_column, "label_column": label_column, "group_column": group_column}
+    options = {"validation": validation, "validation_percent": validation_percent, "split": split, "subset": subset}
+    if name is not None:
+        given = [key for key, value in {**columns, **options}.items() if value is not None]
+        if given:
+            raise ValueError(f"data.{given[0]} has no meaning here, because {name!r} comes with its own split: drop it")
+        find_collection(name, "sounds with classes")
+        train, held_out = _read_prompts(collection_folder(name))
+        title = describe_collection(name).split(" (")[0]
     else:
-        train = _read_place(sides[0] if sides else path, columns)
-        other = sides[1] if sides else validation
-        held_out = other and _read_place(Path(other).expanduser(), columns)
-    if not held_out:
-        held = hold_out_groups(train.groups, DEFAULT_PERCENT if validation_percent is None else validation_percent)
-        rows = [[row for row, is_held in enumerate(held) if is_held is side] for side in (False, True)]
-        train, held_out = train.take(rows[0]), train.take(rows[1])
+        train, held_out = _read_source(str(source), columns, options)
+        title = str(source)
     classes = tuple(sorted(set(train.texts)))
     extractor = build_feature_extractor(choose_rate(train, sampling_rate))
     made = [_make_rows(clips, classes, extractor, longest_seconds) for clips in (train, held_out)]
     made[0].augmentation = augmentation
     left_out = LeftOut(train.left_out.reasons | held_out.left_out.reasons)
-    return AudioClassSplits(made[0], made[1], classes, extractor, left_out, str(source))
+    return AudioClassSplits(made[0], made[1], classes, extractor, left_out, title)
+
+
+def _read_prompts(folder: Path) -> tuple[Clips, Clips]:
+    """The two sides of the telephone prompts, whose class is the language."""
+    clips = read_clips(open_table(folder / TRANSCRIPTS), "file", "text", "item")
+    languages = [file.split("/")[0] for file in clips.names]
+    said = [(language, normalize_transcript(text)) for language, text in zip(languages, clips.texts, strict=True)]
+    train, held_out = split_prompts(clips.groups, said)
+    clips = replace(clips, texts=languages)
+    return clips.take(train), clips.take(held_out)
+
+
+def _read_source(source: str, columns: Mapping[str, str | None], options: Mapping[str, Any]) -> tuple[Clips, Clips]:
+    """The two sides of a source."""
+    validation, percent, subset = options["validation"], options["validation_percent"], options["subset"]
+    if validation is not None and percent is not None:
+        raise ValueError("data.validation and data.validation_percent exclude each other: drop one of them")
+    path = Path(source).expanduser()
+    is_remote = is_saved_dataset(path) or not (path.exists() or looks_like_a_path(source))
+    sides = side_folders(path) if validation is None and not is_remote and path.is_dir() else None
+    if is_remote:
+        train = _read_table(open_rows(source, options["split"] or "train", subset), columns)
+        held_out = validation and _read_table(open_rows(source, str(validation), subset), columns)
+    else:
+        train = _read_place(sides[0] if sides else path, columns)
+        other = sides[1] if sides else validation
+        held_out = other and _read_place(Path(other).expanduser(), columns)
+    if held_out:
+        return train, held_out
+    held = hold_out_groups(train.groups, DEFAULT_PERCENT if percent is None else percent)
+    rows = [[row for row, is_held in enumerate(held) if is_held is side] for side in (False, True)]
+    return train.take(rows[0]), train.take(rows[1])
 
 
 def _make_rows(clips: Clips, classes: Sequence[str], extractor: Any, longest_seconds: float | None) -> SpeechRows:
@@ -173,9 +213,9 @@ def _read_place(place: Path, columns: Mapping[str, str | None]) -> Clips:
 
 def _read_table(rows: MediaRows, columns: Mapping[str, str | None]) -> Clips:
     """The sounds of a table, with the names of their classes."""
-    audio = rows.find_column(columns["audio"], AUDIO_COLUMNS, "data.audio_column")
-    label = rows.find_column(columns["label"], LABEL_COLUMNS, "data.label_column")
-    group = columns["group"]
+    audio = rows.find_column(columns["audio_column"], AUDIO_COLUMNS, "data.audio_column")
+    label = rows.find_column(columns["label_column"], LABEL_COLUMNS, "data.label_column")
+    group = columns["group_column"]
     if group is not None:
         group = rows.find_column(group, (), "data.group_column")
     clips = read_clips(rows, audio, label, group)

@@ -1,13 +1,11 @@
-"""From unpacked packages to the files that the library keeps: arrays, sheets of pictures, WAV files and tables."""
+"""From unpacked packages to the files that the library keeps: arrays, sheets of pictures and tables."""
 
 import csv
 import gzip
 import io
 import json
 import re
-import shutil
 import struct
-import wave
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,7 +25,6 @@ SHEET_COLUMNS = 40
 
 ARRAYS = "images.npz"
 NAMES = "names.tsv"
-TRANSCRIPTS = "transcripts.tsv"
 
 FASHION_CLASSES = (
     "t-shirt",
@@ -74,23 +71,6 @@ def read_idx(file: Path) -> "np.ndarray":
     return data.reshape(shape)
 
 
-def prepare_prompts(unpacked: Path, folder: Path) -> None:
-    """Copy the spoken prompts and write their transcripts; tones, silence and comments are left out."""
-    root = next(iter(sorted(unpacked.glob("usr/share/asterisk/sounds/*"))))
-    listing = next(iter(sorted(unpacked.glob("usr/share/doc/*/core-sounds-*.txt.gz"))))
-    rows = []
-    for line in gzip.decompress(listing.read_bytes()).decode("utf-8-sig").splitlines():
-        clip, _, text = line.partition(":")
-        source = root / f"{clip.strip()}.wav"
-        if line.startswith(";") or not text.strip() or text.strip()[0] in "[(<" or not source.is_file():
-            continue
-        rows.append((f"{clip.strip()}.wav", text.strip()))
-        target = folder / rows[-1][0]
-        target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(source, target)
-    _write_table(folder / TRANSCRIPTS, ("file", "text"), rows)
-
-
 def prepare_emoji(unpacked: Path, folder: Path) -> None:
     """Draw what all four artists have drawn, a sheet of pictures an artist; skin tones are left out.
 
@@ -102,7 +82,7 @@ def prepare_emoji(unpacked: Path, folder: Path) -> None:
     drawings = {artist: read_icons(unpacked / f"@iconify-json/{artist}") for artist in EMOJI_ARTISTS}
     names = sorted(set.intersection(*map(set, drawings.values())))
     first = drawings[next(iter(EMOJI_ARTISTS))]
-    _write_table(folder / NAMES, ("name", "category"), [(name, first[name][1]) for name in names])
+    write_table(folder / NAMES, ("name", "category"), [(name, first[name][1]) for name in names])
     for artist, icons in drawings.items():
         pictures = np.stack([draw_svg(icons[name][0], EMOJI_SIZE) for name in names])
         write_sheet(folder / f"{artist}.webp", pictures)
@@ -179,24 +159,13 @@ def count_arrays(folder: Path) -> dict[str, int]:
         }
 
 
-def count_clips(folder: Path) -> dict[str, int]:
-    """How many clips have a transcript, and how long they are together, in whole seconds."""
-    with (folder / TRANSCRIPTS).open(encoding="utf-8", newline="") as file:
-        clips = [row["file"] for row in csv.DictReader(file, delimiter="\t")]
-    seconds = 0.0
-    for clip in clips:
-        with wave.open(str(folder / clip)) as sound:
-            seconds += sound.getnframes() / sound.getframerate()
-    return {"clips": len(clips), "seconds": round(seconds)}
-
-
 def count_pictures(folder: Path) -> dict[str, int]:
     """How many names there are, and how many pictures on the sheets."""
     names = len(read_names(folder))
     return {"names": names, "pictures": names * len(list(folder.glob("*.webp")))}
 
 
-def _write_table(file: Path, columns: tuple[str, ...], rows: list[tuple[str, ...]]) -> None:
+def write_table(file: Path, columns: tuple[str, ...], rows: list[tuple[str, ...]]) -> None:
     """Write a table with tabs between its columns."""
     with file.open("w", encoding="utf-8", newline="") as stream:
         csv.writer(stream, delimiter="\t", lineterminator="\n").writerows([columns, *rows])

@@ -18,12 +18,12 @@ from gnomon.data.audio import (
 from gnomon.data.augmentation import SpecAugment
 from gnomon.data.collecting import collection_folder
 from gnomon.data.collections import describe_collection, find_collection
-from gnomon.data.converters import TRANSCRIPTS
 from gnomon.data.hub import is_saved_dataset
+from gnomon.data.prompts import TRANSCRIPTS, split_prompts
 from gnomon.data.rows import MediaRows, find_table, looks_like_a_path, open_rows, open_table
 from gnomon.data.speech_rows import SpeechCollator, SpeechRows, build_ctc_tokenizer, required_frames
 from gnomon.data.splicing import splice_digits
-from gnomon.data.splitting import LeftOut, hold_out_groups, is_held_out
+from gnomon.data.splitting import LeftOut, hold_out_groups
 from gnomon.data.tokenizers import build_tokenizer
 from gnomon.data.transcripts import normalize_transcript
 
@@ -33,10 +33,6 @@ if TYPE_CHECKING:
 TEXT_COLUMNS = ("text", "transcript", "transcription", "sentence")
 """What a table's column with the transcript is usually called."""
 
-KEPT_FOR_TRAINING = ("digits", "letters", "phonetic")
-"""Folders of the telephone prompts whose single words would be unknown if they were held out."""
-
-PROMPTS_PERCENT = 10.0
 DEFAULT_PERCENT = 10.0
 
 
@@ -230,11 +226,8 @@ def _read_prompts(folder: Path) -> tuple[Clips, Clips]:
     """The telephone prompts' two sides."""
     clips = read_clips(open_table(folder / TRANSCRIPTS), "file", "text", None)
     clips = replace(clips, texts=[normalize_transcript(text, "en") for text in clips.texts])
-    keys = [name.removesuffix(".wav") for name in clips.names]
-    held = [key.split("/")[0] not in KEPT_FOR_TRAINING and is_held_out(key, PROMPTS_PERCENT) for key in keys]
-    unseen = {text for text, is_held in zip(clips.texts, held, strict=True) if is_held}
-    train = [row for row, is_held in enumerate(held) if not is_held and clips.texts[row] not in unseen]
-    return clips.take(train), clips.take([row for row, is_held in enumerate(held) if is_held])
+    train, held_out = split_prompts([name.removesuffix(".wav") for name in clips.names], clips.texts)
+    return clips.take(train), clips.take(held_out)
 
 
 def _read_source(
