@@ -12,7 +12,7 @@ from gnomon.data.audio import build_feature_extractor, read_header, read_sound  
 from gnomon.data.audio_classes import load_audio_classes  # noqa: E402
 from gnomon.data.augmentation import SpecAugment  # noqa: E402
 from gnomon.data.speech import load_speech  # noqa: E402
-from gnomon.data.speech_rows import build_ctc_tokenizer, extract_features, required_frames  # noqa: E402
+from gnomon.data.speech_rows import build_ctc_tokenizer, extract_features, mean_filterbank, required_frames  # noqa: E402
 from gnomon.data.splitting import hold_out_groups  # noqa: E402
 from gnomon.data.transcripts import normalize_transcript, spell_number  # noqa: E402
 
@@ -364,3 +364,21 @@ def test_sounds_of_classes_are_rows_of_one_label(tmp_path):
         load_audio_classes(source=tmp_path)
     with pytest.raises(ValueError, match="one folder a class with sounds, or a table"):
         load_audio_classes(source=tmp_path / "train/bark")
+
+
+def test_mean_filterbank_is_what_a_microphone_adds_to_every_frame():
+    """It equals a mean over frames worked out one by one, and loudness alone does not change it."""
+    extractor = build_feature_extractor(8000)
+    noise = np.random.default_rng(0).normal(0, 0.1, 4003).astype(np.float32)
+    padded = np.pad(noise, 256)
+    window = np.pad(np.hanning(200), 156)
+    bins = []
+    for start in range(0, len(noise) + 1, 80):
+        power = np.abs(np.fft.rfft(padded[start : start + 512] * window)) ** 2
+        bins.append(np.log(extractor.mel_filters.numpy() @ power + 2**-24))
+    expected = np.mean(bins, axis=0)
+    found = mean_filterbank(noise, extractor)
+    assert torch.allclose(found, torch.tensor(expected - expected.mean(), dtype=torch.float32), atol=1e-4)
+    assert torch.allclose(found, mean_filterbank(0.5 * noise, extractor), atol=1e-2)
+    colored = np.convolve(noise, [1, -0.9], "same").astype(np.float32)
+    assert (mean_filterbank(colored, extractor) - found).abs().max() > 1

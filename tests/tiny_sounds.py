@@ -35,3 +35,10 @@ def write_speech(folder: Path) -> list[tuple[str, str]]:
         rows.append((f"{number}.wav", " ".join(said)))
     write_table(folder, rows)
     return rows
+
+
+def write_classes(folder: Path) -> None:
+    """Ten sounds of each of two classes, one longer than the other."""
+    for number in range(10):
+        write_sound(folder / f"short/{number}.wav", [list(WORDS)[number % 3]])
+        write_sound(folder / f"long/{number}.wav", [list(WORDS)[number % 3]] * 3)
