@@ -124,6 +124,7 @@ def foreign(folder: Path) -> Path:
         (("grow", "run/model", "out", "--attention-tokens", 4), "shrink"),
         (("grow", "run/model", "run", "--attention-tokens", 16), "exists"),
         (("grow", "run/model", "out"), "at least one"),
+        (("grow", "run/model", "run/model/out", "--attention-tokens", 16), "lies inside the checkpoint"),
         (("grow", "nowhere", "out", "--attention-tokens", 16), "nowhere"),
         (("grow", "run/model", "out", "--attention-tokens", 16, "--init", "zero"), "exact, replicate"),
         (("shrink", "run/model", "out", "--attention-tokens", 16), "grow"),

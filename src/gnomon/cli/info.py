@@ -22,9 +22,9 @@ SIZES = (
 def info(
     model: Annotated[str, typer.Argument(metavar="CHECKPOINT|PRESET", help="A checkpoint's folder, or a preset.")],
     sequence_length: Annotated[
-        int, typer.Option(min=1, help="Tokens in a sequence, for costs that grow with it.")
+        int, typer.Option(min=1, max=10**12, help="Tokens in a sequence, for costs that grow with it.")
     ] = 1024,
-    batch_size: Annotated[int, typer.Option(min=1, help="Rows in the key-value cache.")] = 1,
+    batch_size: Annotated[int, typer.Option(min=1, max=10**12, help="Rows in the key-value cache.")] = 1,
     dtype: Annotated[str, typer.Option(help="Of weights and cache: float32, bfloat16, float16.")] = "float32",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:

@@ -43,8 +43,10 @@ def change_checkpoint(source: Path, output: Path, change: Change) -> tuple[Growt
 
     Raises:
         FileNotFoundError: The source is no checkpoint.
-        ValueError: The change is refused, or the weights or the optimizer do not fit.
+        ValueError: The output lies in the source, the change is refused, or the weights or the optimizer do not fit.
     """
+    if source.resolve() in output.resolve().parents:
+        raise ValueError(f"the output {output} lies inside the checkpoint {source}: name a folder beside it")
     model = load_checkpoint(source)
     named = str(read_json(source / "config.json").get("dtype") or "float32")
     stored = getattr(torch, named)
