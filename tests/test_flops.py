@@ -145,6 +145,8 @@ WHOLE = {
     "sub pair": ("GnomonForSeq2SeqLM", {**LINEAR, **PAIR, "norm_placement": "sub"}),
     "deep pair": ("GnomonForSeq2SeqLM", {**LINEAR, **PAIR, "norm_placement": "deep"}),
     "normformer pair": ("GnomonForSeq2SeqLM", {**LINEAR, **PAIR, "norm_placement": "normformer"}),
+    "classifier of texts": ("GnomonForSequenceClassification", {**TINY, "is_decoder": False, "num_labels": 7}),
+    "classifier of tokens": ("GnomonForTokenClassification", {**LINEAR, "tie_word_embeddings": False}),
     "painter": ("GnomonForMaskedImageModeling", {**LINEAR, **IMAGE, "vocab_size": None, "use_bias": True}),
     "painter of tokens": ("GnomonForMaskedImageModeling", {**TINY, **IMAGE, "vocab_size": None}),
     "painter, convolutions first": (
@@ -196,6 +198,20 @@ def test_operations_on_images_with_heads_are_those_torch_counts(name: str) -> No
         model(**batch)
     expected = flops.forward_flops_per_token({**model.config.to_dict(), "architectures": [cls]}, 11)
     assert expected <= counter.get_total_flops() < expected * 1.002
+
+
+def test_operations_of_a_classifier_of_tokens_are_those_torch_counts() -> None:
+    """Its head reads classes, so that the table of tokens is looked up and multiplies nothing."""
+    import torch
+    from torch.utils.flop_counter import FlopCounterMode
+
+    import gnomon
+
+    model = gnomon.GnomonForTokenClassification(gnomon.GnomonConfig(**LINEAR, attn_implementation="eager")).eval()
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        model(input_ids=torch.ones(1, 11).long())
+    fields = {**model.config.to_dict(), "architectures": ["GnomonForTokenClassification"]}
+    assert counter.get_total_flops() == 11 * flops.forward_flops_per_token(fields, 11)
 
 
 @pytest.mark.parametrize("variant", VARIANTS)

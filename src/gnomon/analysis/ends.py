@@ -38,6 +38,10 @@ class Ends:
     norms: int = 0
 
 
+CLASSIFIERS = {"GnomonForSequenceClassification", "GnomonForTokenClassification"}
+"""Heads for texts that read classes where others read tokens."""
+
+
 def num_labels(fields: Mapping[str, Any]) -> int:
     """The classes of a classifier; two where its configuration names none, as transformers has it."""
     return fields.get("num_labels") or len(fields.get("id2label") or "01")
@@ -47,7 +51,8 @@ def ends(fields: Mapping[str, Any]) -> Ends:
     """The ends of a model of text, of sound, of images, or of images and texts in one stack.
 
     Args:
-        fields: resolved fields. `architectures`, if it is there, tells a painter of hidden patches from a classifier.
+        fields: resolved fields. `architectures`, if it is there, tells classifiers of texts and painters of hidden
+            patches from other heads. A classifier's head counts as if it read every token.
     """
     if fields["image_size"] is not None:
         return _of_images(fields)
@@ -63,6 +68,8 @@ def ends(fields: Mapping[str, Any]) -> Ends:
             biases=front.biases + (0 if has_pair else answers),
         )
     table = fields["vocab_size"] * width
+    if CLASSIFIERS & set(fields.get("architectures") or ()):
+        return Ends(tables=table, places=places, head=num_labels(fields) * width, biases=num_labels(fields))
     if is_tied:
         return Ends(tables=table, places=places)
     return Ends(tables=table * (2 if has_pair else 1), places=places, head=table)
