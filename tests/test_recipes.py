@@ -14,7 +14,7 @@ from gnomon.training.preparation import prepare
 from gnomon.training.recipe import load_recipe, model_fields, recipe_names, recipe_path
 from gnomon.training.tasks import find_task
 from tiny_runs import read_lines, write_page
-from tiny_sounds import write_speech
+from tiny_sounds import write_classes, write_speech
 from tiny_tasks import write_rows
 
 SMALL_MODEL = ["model.hidden_size=32", "model.num_attention_heads=2"]
@@ -35,6 +35,10 @@ def offline(data: DataOptions, task: str, folder: Path) -> dict[str, Any]:
         pytest.importorskip("soundfile", reason="soundfile is not installed: pip install 'gnomon[speech]'")
         write_speech(folder / "speech")
         return {"source": str(folder / "speech"), "validation_percent": 20}
+    if task == "audio-classification":
+        pytest.importorskip("soundfile", reason="soundfile is not installed: pip install 'gnomon[speech]'")
+        write_classes(folder / "sounds")
+        return {"source": str(folder / "sounds"), "validation_percent": 20}
     columns = {"source_column": "text", "target_column": "de"} if task == "translation" else {}
     return {"source": str(write_rows(folder)), "sequence_length": 40, "validation_percent": 20, **columns}
 
