@@ -113,8 +113,8 @@ COLLECTIONS: dict[str, Collection] = {
             count=count_clips,
             prepare=prepare_prompts,
         ),
-        # Every language has a voice and a studio of its own, but for English and Spanish, which one woman reads: a
-        # model that tells the classes apart tells voices as much as languages.
+        # Every language has a voice and recordings of its own, but for English and Spanish, which one woman reads: what
+        # tells the classes apart tells voices as much as languages.
         Collection(
             name="prompts-languages",
             title="Telephone prompts in five languages, 8 kHz, one voice each (English and Spanish share one)",
