@@ -48,7 +48,7 @@ def test_the_curve_shows_the_rows_and_names_its_lines() -> None:
     train, held_out = axes.lines[:2]
     assert list(zip(*train.get_data(), strict=True)) == [(10, 4.0), (20, 3.0), (30, 2.5), (40, 2.4)]
     assert list(zip(*held_out.get_data(), strict=True)) == [(20, 3.2), (30, 2.6), (40, 2.45)]
-    assert axes.get_ylabel() == "loss (nats per token)"
+    assert axes.get_ylabel() == "loss (nats per target)"
     assert axes.get_xlabel() == "training steps"
     assert {"training", "validation", "stage 1", "3-gram"} <= set(texts(figure))
     by_tokens = draw_loss_curve(METRICS, "tokens").axes[0]

@@ -184,7 +184,7 @@ def draw_cost(curves: Sequence[CostCurve], *, floors: Mapping[str, float] | None
         The figure.
     """
     with rc_context(STYLE):
-        figure, axes = new_figure("Validation loss over training cost", "training FLOPs", "loss (nats per token)")
+        figure, axes = new_figure("Validation loss over training cost", "training FLOPs", "loss (nats per target)")
         labels = []
         for number, curve in enumerate(curves):
             color, marker = COLORS[number % len(COLORS)], MARKERS[number % len(MARKERS)]

@@ -54,7 +54,7 @@ def draw_loss_curve(
     if not train and not held_out:
         raise ValueError("the metrics hold no losses to draw; train for at least one step.")
     with rc_context(STYLE):
-        figure, axes = new_figure(title, X_AXES[x], "loss (nats per token)")
+        figure, axes = new_figure(title, X_AXES[x], "loss (nats per target)")
         if train:
             axes.plot(*zip(*train, strict=True), color=TRAIN, linewidth=1.5, clip_on=False)
         if held_out:
@@ -106,7 +106,7 @@ def draw_sweep(ledger: Rows, *, title: str = "Validation loss of every setting")
         lines.setdefault(others, []).append(summary)
     with rc_context(STYLE):
         figure, axes = new_figure(
-            title, short.get(axis, "the recipe").replace("_", " "), "validation loss (nats per token)"
+            title, short.get(axis, "the recipe").replace("_", " "), "validation loss (nats per target)"
         )
         labels = []
         for number, (name, points) in enumerate(lines.items()):
