@@ -31,6 +31,7 @@ ENCODER_DECODER = {
     "decoder_start_token_id": 1,
 }
 IMAGES = {"vocab_size": None, "image_size": 12, "patch_size": 4, "num_channels": 3, "num_labels": 5}
+STEM = {"stem_conv_channels": [6]}
 SOUNDS = {"num_mel_bins": 8, "num_conv_pos_embeddings": 4, "vocab_size": 20}
 CLASSES_OF_SOUNDS = {**SOUNDS, "vocab_size": None, "num_labels": 5}
 PAIRS = {**IMAGES, **ENCODER, "vocab_size": 64, "num_modalities": 2, "positions": "rotary"}
@@ -64,7 +65,10 @@ class Model:
         """A new configuration in a form of `FORMS`."""
         fields = {**FORMS[form], **self.fields}
         if self.is_two_towers:
-            towers = {"text_config": {**fields, **ENCODER, "pad_token_id": 0}, "vision_config": {**fields, **IMAGES}}
+            towers = {
+                "text_config": {**fields, **ENCODER, "pad_token_id": 0},
+                "vision_config": {**fields, **IMAGES, **STEM},
+            }
             return gnomon.GnomonImageTextConfig(**towers, projection_dim=16)
         return gnomon.GnomonConfig(**fields, **({} if fields["vocab_size"] is None else {"pad_token_id": 0}))
 
@@ -77,7 +81,7 @@ MODELS = {
     "causal classifier of texts": Model(gnomon.GnomonForSequenceClassification, {"is_decoder": True}),
     "classifier of tokens": Model(gnomon.GnomonForTokenClassification, ENCODER),
     "classifier of images": Model(gnomon.GnomonForImageClassification, IMAGES),
-    "painter of hidden patches": Model(gnomon.GnomonForMaskedImageModeling, IMAGES),
+    "painter of hidden patches": Model(gnomon.GnomonForMaskedImageModeling, IMAGES | STEM),
     "classifier of sounds": Model(gnomon.GnomonForAudioClassification, CLASSES_OF_SOUNDS),
     "transcriber by CTC": Model(gnomon.GnomonForCTC, SOUNDS),
     "transcriber with a decoder": Model(gnomon.GnomonForSpeechSeq2Seq, SOUNDS | ENCODER_DECODER),
