@@ -196,6 +196,14 @@ def damaged_weights(folder: Path) -> list[object]:
     return ["generate", "model", "-p", "A"]
 
 
+def weights_of_another_size(folder: Path) -> list[object]:
+    """Generate from a checkpoint whose config.json was changed to another width."""
+    config = folder / "model" / "config.json"
+    fields = json.loads(config.read_text())
+    config.write_text(json.dumps({**fields, "num_feed_forward_tokens": fields["num_feed_forward_tokens"] + 1}))
+    return ["generate", "model", "-p", "A"]
+
+
 def misspelt_configuration(folder: Path) -> list[object]:
     """Generate from a checkpoint whose config.json has a misspelt key."""
     config = folder / "model" / "config.json"
@@ -220,6 +228,7 @@ def missing_config_file(folder: Path) -> list[object]:
         (unknown_characters, "'Привет'"),
         (no_weights, "no weights"),
         (damaged_weights, "the weights of model are damaged"),
+        (weights_of_another_size, "other shapes than its config.json says"),
         (misspelt_configuration, "did you mean 'hidden_size'?"),
         (missing_config_file, "--config"),
     ],

@@ -92,6 +92,8 @@ def test_misspelt_name_is_refused_with_the_right_one():
     """A misspelt name gets the nearest one, the whole list and the way to one's own data."""
     with pytest.raises(ValueError, match=r"did you mean 'shakespeare'.*data\.source"):
         find_dataset("shakespear")
+    with pytest.raises(ValueError, match=r"fashion-mnist.*\(images, sound\).*did you mean 'emoji'"):
+        find_dataset("emojis")
 
 
 def test_catalog_imports_neither_torch_nor_datasets():

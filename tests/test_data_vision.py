@@ -66,7 +66,9 @@ def test_class_folders_give_classes_in_order_and_hold_out_by_name(folder):
     """The folders' sorted names are the classes; the same files are held out every time, none on both sides."""
     splits = load_images(source=folder, image_size=8, validation_percent=30)
     assert splits.classes == ("cat", "dog", "owl")
+    (folder / "zebra").mkdir(exist_ok=True)  # a folder without images is no class
     again = load_images(source=folder, image_size=8, validation_percent=30)
+    assert again.classes == splits.classes
     assert splits.validation.images.names == again.validation.images.names
     both = set(splits.train.images.names) | set(splits.validation.images.names)
     assert len(both) == len(splits.train) + len(splits.validation) == 12

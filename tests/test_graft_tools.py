@@ -258,6 +258,7 @@ def test_the_example_of_the_readme_runs(folder: Path, monkeypatch: pytest.Monkey
         (("nowhere", "out", "--tokens", 4), "no checkpoint"),
         (("base", "out", "--tokens", 4, "--data", "shakespeare", "--source", "page.txt"), "not by both"),
         (("base", "out", "--tokens", 4, "--merge", "base"), "leave --tokens"),
+        (("base", "out", "--tokens", 4, "--data", "shakespeare", "--sequence-length", 9999), "at most"),
         (("base", "out", "--merge", "base"), "graft.json"),
     ],
 )

@@ -114,6 +114,11 @@ def test_what_cannot_be_trained_is_refused(pictures: Path, tmp_path: Path) -> No
             "the model reads 3 channels of 16 x 16 pixels, and the data give 3 of 8 x 8",
         ),
         (["model.text_config.hiden_size=16"], "did you mean 'hidden_size'"),
+        (["stages.0.training.batch_size=1"], "batch_size is 1, and .* compares the pairs of a batch"),
+        (
+            ["data.augmentation={mixup: 0.2}"],
+            r"data\.augmentation\.mixup is 0\.2, and an image mixed of two has no text",
+        ),
     ):
         with pytest.raises(ValueError, match=message):
             gnomon.train(recipe(pictures), tmp_path / "no", overrides=changes, progress=False)

@@ -317,6 +317,8 @@ def test_only_hidden_patches_are_asked_for_and_none_of_their_pixels_is_seen(form
     torch.testing.assert_close(outputs.loss, distance.mean())
     other = torch.where(shown, torch.randn_like(batch["pixel_values"]), batch["pixel_values"])
     assert torch.equal(model(**{**batch, "pixel_values": other}).reconstruction, outputs.reconstruction)
+    void = batch["pixel_values"].masked_fill(shown.bool(), float("nan"))
+    assert torch.equal(model(**{**batch, "pixel_values": void}).reconstruction, outputs.reconstruction)
     assert gap(model(pixel_values=other, bool_masked_pos=~hidden).reconstruction, outputs.reconstruction) > DIFFERENT
     with pytest.raises(ValueError, match=r"bool_masked_pos must be \(batch, patches\), here \(3, \d+\); got \(3, 4\)"):
         model(pixel_values=other, bool_masked_pos=hidden[:, :4])
@@ -354,8 +356,8 @@ def test_the_pipeline_classifies_images_from_a_folder(tmp_path) -> None:
         ({"patch_size": 0}, r"patch_size is a whole number of at least 1, or \[height, width\]; got 0"),
         ({"is_decoder": True}, "a model of images is a single stack that looks both ways; leave is_decoder unset"),
         ({"scale_embedding": True}, "scale_embedding is for token embeddings"),
-        ({"stem_conv_channels": []}, r"stem_conv_channels is a list of whole numbers of at least 1, .*; got \[\]"),
-        ({"stem_conv_channels": [4, 0]}, r"stem_conv_channels is a list of whole numbers .*; got \[4, 0\]"),
+        ({"stem_conv_channels": []}, r"stem_conv_channels is a list of whole numbers of at least 2, .*; got \[\]"),
+        ({"stem_conv_channels": [4, 1]}, r"stem_conv_channels is a list of whole numbers .*; got \[4, 1\]"),
         ({"stem_conv_channels": [4]}, r"2 must divide the patches; got patches of 3 x 2 pixels and .* \[4\]"),
         ({"num_patch_tokens": 9}, "num_patch_tokens needs patch_projection: pattention"),
         ({"patch_projection": "convolution"}, "patch_projection must be one of linear, pattention; got 'convolution'"),

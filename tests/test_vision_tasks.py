@@ -105,6 +105,14 @@ def test_evaluation_compares_with_baselines_and_writes_a_sheet(trained: Path, pi
     assert set(found["baselines"]) == {"majority class", "nearest centroid", "nearest neighbor"}
     with Image.open(sheet) as image:
         assert image.width > 500
+    (tmp_path / "folder.png").mkdir()
+    for place, said in (
+        ("folder.png", "is a folder: name a file"),
+        ("sheet.png/a.png", "which is a file: name another"),
+    ):
+        refused = CliRunner().invoke(app, [*arguments, "--samples", str(tmp_path / place)])
+        assert isinstance(refused.exception, FileExistsError)
+        assert said in str(refused.exception)
 
 
 def test_hidden_patches_train_an_encoder_that_is_then_fine_tuned(

@@ -87,6 +87,11 @@ def graft(
     if data is not None or source is not None:
         if tokenizer is None:
             raise ValueError(f"{checkpoint} has no tokenizer to read text with; put its tokenizer.json beside it.")
+        longest = getattr(model.config, "max_position_embeddings", None)
+        if longest is not None and sequence_length > longest:
+            raise ValueError(
+                f"--sequence-length must be at most {longest}, the positions of {checkpoint}, not {sequence_length}."
+            )
         found = {data or str(source): load_text(name=data, source=source, column=column)}
         if elsewhere is not None:
             found[elsewhere] = load_text(name=elsewhere)

@@ -40,7 +40,7 @@ def copy_recipe(
 ) -> None:
     """Copy a packaged recipe to a file of your own.
 
-    Example: gnomon recipes copy shakespeare mine.yaml
+    Example: gnomon recipes copy shakespeare-tokenformer mine.yaml
     """
     from gnomon.training.recipe import recipe_path
     from gnomon.training.records import write_text

@@ -112,7 +112,10 @@ def build_feature_extractor(rate: int) -> "SequenceFeatureExtractor":
     from transformers import ParakeetFeatureExtractor
 
     if rate < 4_000:
-        raise ValueError(f"speech needs at least 4,000 samples a second, not {rate}: record at 8,000 or more")
+        raise ValueError(
+            f"speech needs at least 4,000 samples a second, not {rate}: record at 8,000 or more, or set "
+            "data.sampling_rate where only some recordings are so poor"
+        )
     window = round(rate * WINDOW_SECONDS)
     return ParakeetFeatureExtractor(
         feature_size=NUM_MEL_BINS,

@@ -172,10 +172,11 @@ def find_dataset(name: str) -> TextDataset:
             "a task for what it holds"
         )
     if name not in DATASETS:
-        near = difflib.get_close_matches(name, DATASETS, n=1)
+        near = difflib.get_close_matches(name, [*DATASETS, *COLLECTIONS], n=1)
         hint = f"did you mean {near[0]!r}? " if near else ""
         raise ValueError(
-            f"a data set's name must be one of {', '.join(DATASETS)}, not {name!r}: {hint}"
+            f"a data set's name must be one of {', '.join(DATASETS)} (texts), {', '.join(COLLECTIONS)} (images, "
+            f"sound), not {name!r}: {hint}"
             "for a data set of your own, name a file, a folder or a Hub data set as data.source"
         )
     return DATASETS[name]

@@ -156,7 +156,7 @@ def read_class_folders(folder: Path, classes: Sequence[str] | None = None) -> La
     """Images in folders that are named after their classes; files that are no images are left out and listed.
 
     Args:
-        folder: Holds a folder a class, each with images, also in subfolders.
+        folder: Holds a folder a class, each with images, also in subfolders; one without any is no class.
         classes: The classes that there may be, in order; those of the folder, sorted, if None.
 
     Raises:
@@ -168,18 +168,21 @@ def read_class_folders(folder: Path, classes: Sequence[str] | None = None) -> La
             f"an image folder must hold one folder a class, but {folder} holds none: move the images of each class "
             "into a folder with the class's name"
         )
-    known = tuple(classes) if classes is not None else tuple(place.name for place in places)
+    within = {
+        place: [file for file in sorted(place.rglob("*")) if file.suffix.lower() in IMAGE_ENDINGS and file.is_file()]
+        for place in places
+    }
+    known = tuple(classes) if classes is not None else tuple(place.name for place in places if within[place])
     files: list[Path] = []
     labels: list[int] = []
-    for place in places:
-        if place.name not in known:
+    for place, found in within.items():
+        if found and place.name not in known:
             raise ValueError(
                 f"{place} holds images of the class {place.name!r}, which is not among the {len(known)} trained on "
                 f"({', '.join(known[:10])}): rename or remove the folder"
             )
-        found = [file for file in sorted(place.rglob("*")) if file.suffix.lower() in IMAGE_ENDINGS and file.is_file()]
         files += found
-        labels += [known.index(place.name)] * len(found)
+        labels += [known.index(place.name) for _ in found]
     if not files:
         raise ValueError(
             f"the class folders of {folder} hold no image (none of {', '.join(sorted(IMAGE_ENDINGS))}): put some in"

@@ -142,9 +142,9 @@ def _check_stem(config: Any) -> None:
     channels = config.stem_conv_channels
     if channels is None:
         return
-    if not channels or any(not isinstance(n, int) or isinstance(n, bool) or n < 1 for n in channels):
-        raise ValueError(
-            f"stem_conv_channels is a list of whole numbers of at least 1, one a convolution, or unset; got {channels}"
+    if not channels or any(not isinstance(n, int) or isinstance(n, bool) or n < 2 for n in channels):
+        raise ValueError(  # the layer norm of a single channel is zero whatever the image
+            f"stem_conv_channels is a list of whole numbers of at least 2, one a convolution, or unset; got {channels}"
         )
     patch, step = extents(config.patch_size), 2 ** len(channels)
     if patch[0] % step or patch[1] % step:

@@ -235,7 +235,7 @@ class PatchEmbedding(nn.Module):
         images = pad_to_patches(pixel_values.to(self.dtype), self.patch)
         grid = (images.shape[2] // self.patch[0], images.shape[3] // self.patch[1])
         if bool_masked_pos is not None and self.stem is not None:  # its convolutions see beyond a patch
-            images = images * ~patch_pixels(bool_masked_pos, self.patch, grid).to(images.device)
+            images = images.masked_fill(patch_pixels(bool_masked_pos, self.patch, grid).to(images.device), 0.0)
         embeds = self.projection(image_to_patches(images if self.stem is None else self.stem(images), self.cut))
         if bool_masked_pos is not None and mask_token is not None:
             embeds = torch.where(bool_masked_pos.bool().unsqueeze(-1), mask_token.to(embeds.dtype), embeds)

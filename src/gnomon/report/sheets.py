@@ -50,11 +50,16 @@ def check_sheet(task: str, file: Path) -> None:
 
     Raises:
         ValueError: The task has no samples, or the file's ending is another one.
+        FileExistsError: There is a folder of this name, or a file where its folder should be.
     """
     if task not in SHEETS:
         raise ValueError(f"task {task} has no sheet of samples; leave --samples out (there are {', '.join(SHEETS)}).")
     if file.suffix not in (".html", ".png"):
         raise ValueError(f"a sheet of samples must end in .html or .png, not {file.suffix or 'nothing'!r} ({file}).")
+    if file.is_dir():
+        raise FileExistsError(f"the sheet of samples {file} is a folder: name a file.")
+    if blocked := [place for place in file.parents if place.exists() and not place.is_dir()]:
+        raise FileExistsError(f"the sheet of samples {file} would lie in {blocked[0]}, which is a file: name another.")
 
 
 def write_sheet(file: Path, task: str, model: Any, rows: Any, processor: Any, score: Any, title: str) -> Path:

@@ -49,8 +49,10 @@ class AugmentationOptions(Options):
     shear: Annotated[float, Field(ge=0, lt=90)] = Field(0.0, description="Degrees that it is slanted at most.")
     shift: Fraction = Field(0.0, description="The farthest that it is moved, as a share of its size.")
     zoom: Decay = Field(0.0, description="How much larger or smaller it is made at most, as a share of its size.")
-    color_jitter: Fraction = Field(0.0, description="How far brightness, contrast and saturation change at most.")
-    grayscale: Fraction = Field(0.0, description="How often an image loses its colors.")
+    color_jitter: Fraction = Field(
+        0.0, description="How far brightness, contrast and saturation change at most, of color images."
+    )
+    grayscale: Fraction = Field(0.0, description="How often a color image loses its colors.")
     rand_augment_operations: Count = Field(0, description="Operations of RandAugment; 0: none.")
     rand_augment_magnitude: Annotated[int, Field(gt=0, lt=30)] = Field(9, description="Their strength.")
     mixup: Fraction = Field(0.0, description="The largest share of another image that is mixed in.")

@@ -167,6 +167,12 @@ def load_checkpoint(folder: Path, head: str | None = None, **config_fields: Any)
         )
     except SafetensorError as error:
         raise ValueError(f"the weights of {folder} are damaged ({error}): name another checkpoint.") from error
+    except RuntimeError as error:
+        if "ignore_mismatched_sizes" not in str(error):
+            raise
+        raise ValueError(
+            f"the weights of {folder} have other shapes than its config.json says: mend it, or name another checkpoint."
+        ) from error
     backbone = f"{head_class.base_model_prefix}."
     for problem, names in (("lacks", report["missing_keys"]), ("has an unknown", report["unexpected_keys"])):
         if wanted != own:

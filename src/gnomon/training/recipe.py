@@ -114,6 +114,21 @@ def _task(recipe: Recipe) -> TaskEntry:
     return TASKS[recipe.task] if recipe.task else TASKS["language-modeling"]
 
 
+def _check_pairs(recipe: Recipe) -> None:
+    """Images are told from one another by their texts: by two of them at least, and none of an image mixed of two."""
+    for number, stage in enumerate(recipe.stages):
+        if stage.training.batch_size < 2:
+            raise ValueError(
+                f"stages.{number}.training.batch_size is 1, and task {recipe.task} compares the pairs of a batch; "
+                "raise it to at least 2."
+            )
+        augmentation = recipe.stage_data(number).augmentation
+        if augmentation is not None and augmentation.mixup:
+            raise ValueError(
+                f"data.augmentation.mixup is {augmentation.mixup}, and an image mixed of two has no text; set it to 0."
+            )
+
+
 def _check_task(recipe: Recipe) -> None:
     """Refuse data and generation that the task has no use for."""
     assert recipe.task is not None
@@ -123,6 +138,8 @@ def _check_task(recipe: Recipe) -> None:
             data.check_for(recipe.task)
         except ValueError as error:
             raise ValueError(finish(str(error))) from None
+    if recipe.task == "image-text-contrastive":
+        _check_pairs(recipe)
     if recipe.generation is not None and not entry.generates:
         raise ValueError(f"generation is given, but task {recipe.task} writes no text; remove it.")
     if recipe.tokenizer is not None and not entry.uses_tokenizer:
