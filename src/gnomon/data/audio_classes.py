@@ -20,6 +20,7 @@ from gnomon.data.collecting import collection_folder
 from gnomon.data.collections import describe_collection, find_collection
 from gnomon.data.hub import is_saved_dataset
 from gnomon.data.images import LABEL_COLUMNS
+from gnomon.data.origins import check_held_out, check_origin, refuse_with_own_split
 from gnomon.data.prompts import TRANSCRIPTS, split_prompts
 from gnomon.data.rows import MediaRows, find_table, looks_like_a_path, open_rows, open_table, side_folders
 from gnomon.data.speech_rows import SpeechCollator, SpeechRows
@@ -109,17 +110,11 @@ def load_audio_classes(
         FileNotFoundError: There is no such file, folder or data set, or it has not been fetched yet.
         MissingPackageError: soundfile is not installed.
     """
-    if (name is None) == (source is None):
-        raise ValueError(
-            f"data needs either a name of the catalog or a source, not {'both' if name else 'neither'}: "
-            "give data.name or data.source"
-        )
+    check_origin(name, source)
     columns = {"audio_column": audio_column, "label_column": label_column, "group_column": group_column}
     options = {"validation": validation, "validation_percent": validation_percent, "split": split, "subset": subset}
     if name is not None:
-        given = [key for key, value in {**columns, **options}.items() if value is not None]
-        if given:
-            raise ValueError(f"data.{given[0]} has no meaning here, because {name!r} comes with its own split: drop it")
+        refuse_with_own_split(name, {**columns, **options})
         find_collection(name, "sounds with classes")
         train, held_out = _read_prompts(collection_folder(name))
         title = describe_collection(name).split(" (")[0]
@@ -147,8 +142,7 @@ def _read_prompts(folder: Path) -> tuple[Clips, Clips]:
 def _read_source(source: str, columns: Mapping[str, str | None], options: Mapping[str, Any]) -> tuple[Clips, Clips]:
     """The two sides of a source."""
     validation, percent, subset = options["validation"], options["validation_percent"], options["subset"]
-    if validation is not None and percent is not None:
-        raise ValueError("data.validation and data.validation_percent exclude each other: drop one of them")
+    check_held_out(validation, percent)
     path = Path(source).expanduser()
     is_remote = is_saved_dataset(path) or not (path.exists() or looks_like_a_path(source))
     sides = side_folders(path) if validation is None and not is_remote and path.is_dir() else None

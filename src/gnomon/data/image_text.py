@@ -15,6 +15,7 @@ from gnomon.data.hub import is_saved_dataset
 from gnomon.data.image_processing import build_image_processor
 from gnomon.data.image_text_rows import CaptionedImages, ImageTextCollator, ImageTextRows
 from gnomon.data.images import IMAGE_COLUMNS, LabeledImages, LazyPictures, leave_out_damaged
+from gnomon.data.origins import check_held_out, check_origin, refuse_with_own_split
 from gnomon.data.rows import find_table, looks_like_a_path, open_rows, open_table
 from gnomon.data.splitting import LeftOut, hold_out_groups
 from gnomon.data.tokenizers import build_tokenizer
@@ -123,17 +124,11 @@ def load_image_text(
         ValueError: An option has no meaning here or is out of range, or there is nothing that can be read.
         FileNotFoundError: There is no such file, folder or data set, or it has not been fetched yet.
     """
-    if (name is None) == (source is None):
-        raise ValueError(
-            f"data needs either a name of the catalog or a source, not {'both' if name else 'neither'}: "
-            "give data.name or data.source"
-        )
+    check_origin(name, source)
     columns = {"image_column": image_column, "text_column": text_column}
     options = {"validation": validation, "validation_percent": validation_percent, "split": split, "subset": subset}
     if name is not None:
-        given = [key for key, value in {**columns, **options}.items() if value is not None]
-        if given:
-            raise ValueError(f"data.{given[0]} has no meaning here, because {name!r} comes with its own split: drop it")
+        refuse_with_own_split(name, {**columns, **options})
         find_collection(name, "images with text")
         train, held_out = _read_emoji(name, artist)
         title = describe_collection(name).split(" (")[0]
@@ -190,8 +185,7 @@ def _read_source(
 ) -> tuple[CaptionedImages, CaptionedImages]:
     """The two sides of a source."""
     validation, percent = options["validation"], options["validation_percent"]
-    if validation is not None and percent is not None:
-        raise ValueError("data.validation and data.validation_percent exclude each other: drop one of them")
+    check_held_out(validation, percent)
     path = Path(source).expanduser()
     is_remote = is_saved_dataset(path) or not (path.exists() or looks_like_a_path(source))
     train = _read_pairs(source, columns, options["split"] or "train", options["subset"], is_remote)

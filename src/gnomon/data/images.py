@@ -176,13 +176,15 @@ def read_class_folders(folder: Path, classes: Sequence[str] | None = None) -> La
     files: list[Path] = []
     labels: list[int] = []
     for place, found in within.items():
-        if found and place.name not in known:
+        if not found:
+            continue
+        if place.name not in known:
             raise ValueError(
                 f"{place} holds images of the class {place.name!r}, which is not among the {len(known)} trained on "
                 f"({', '.join(known[:10])}): rename or remove the folder"
             )
         files += found
-        labels += [known.index(place.name) for _ in found]
+        labels += [known.index(place.name)] * len(found)
     if not files:
         raise ValueError(
             f"the class folders of {folder} hold no image (none of {', '.join(sorted(IMAGE_ENDINGS))}): put some in"

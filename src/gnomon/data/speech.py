@@ -19,6 +19,7 @@ from gnomon.data.augmentation import SpecAugment
 from gnomon.data.collecting import collection_folder
 from gnomon.data.collections import describe_collection, find_collection
 from gnomon.data.hub import is_saved_dataset
+from gnomon.data.origins import check_held_out, check_origin, refuse_with_own_split
 from gnomon.data.prompts import TRANSCRIPTS, split_prompts
 from gnomon.data.rows import MediaRows, find_table, looks_like_a_path, open_rows, open_table
 from gnomon.data.speech_rows import SpeechCollator, SpeechRows, build_ctc_tokenizer, required_frames
@@ -135,19 +136,13 @@ def load_speech(
         FileNotFoundError: There is no such file, folder or data set, or it has not been fetched yet.
         MissingPackageError: soundfile is not installed.
     """
-    if (name is None) == (source is None):
-        raise ValueError(
-            f"data needs either a name of the catalog or a source, not {'both' if name else 'neither'}: "
-            "give data.name or data.source"
-        )
+    check_origin(name, source)
     if objective not in ("ctc", "seq2seq"):
         raise ValueError(f"the objective of speech recognition must be ctc or seq2seq, not {objective!r}")
     columns = {"audio_column": audio_column, "text_column": text_column, "group_column": group_column}
     options = {"validation": validation, "validation_percent": validation_percent, "split": split, "subset": subset}
     if name is not None:
-        given = [key for key, value in {**columns, **options}.items() if value is not None]
-        if given:
-            raise ValueError(f"data.{given[0]} has no meaning here, because {name!r} comes with its own split: drop it")
+        refuse_with_own_split(name, {**columns, **options})
         find_collection(name, "speech")
         train, held_out = _read_prompts(collection_folder(name))
         title = describe_collection(name).split(" (")[0]
@@ -235,8 +230,7 @@ def _read_source(
 ) -> tuple[Clips, Clips]:
     """The two sides of a source."""
     validation, percent, split = options["validation"], options["validation_percent"], options["split"]
-    if validation is not None and percent is not None:
-        raise ValueError("data.validation and data.validation_percent exclude each other: drop one of them")
+    check_held_out(validation, percent)
     train = _normalized(_read_table(source, split or "train", options["subset"], columns), language)
     if validation is not None:
         other = str(validation) if _is_remote(source) else "train"

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from gnomon.data.catalog import find_dataset
 from gnomon.data.fetch import read_dataset
+from gnomon.data.origins import check_origin, refuse_with_own_split
 from gnomon.data.text import load_source, split_rows
 
 Row = tuple[str, ...]
@@ -46,18 +47,12 @@ def load_table(
         ValueError: There is no such column, an option has no meaning here, or a row holds no text.
         FileNotFoundError: There is no such file, folder or data set, or it has not been fetched yet.
     """
-    if (name is None) == (source is None):
-        raise ValueError(
-            f"data needs either a name of the catalog or a source, not {'both' if name else 'neither'}: "
-            "give data.name or data.source"
-        )
+    check_origin(name, source)
     options = {"validation": validation, "validation_percent": validation_percent, "split": split, "subset": subset}
     if name is None:
         sides = load_source(str(source), columns[0], columns[1:], **options)
         return TableSplits(*([(document.text, *document.others) for document in side] for side in sides))
-    given = [key for key, value in options.items() if value is not None]
-    if given:
-        raise ValueError(f"data.{given[0]} has no meaning here, because {name!r} comes with its own split: drop it")
+    refuse_with_own_split(name, options)
     dataset = find_dataset(name)
     missing = [column for column in columns if column not in dataset.columns]
     if missing:

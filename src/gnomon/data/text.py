@@ -9,6 +9,7 @@ from gnomon.data.catalog import find_dataset
 from gnomon.data.fetch import read_dataset
 from gnomon.data.files import READERS, Document, read_documents
 from gnomon.data.hub import is_saved_dataset, read_hub, read_saved
+from gnomon.data.origins import check_held_out, check_origin
 
 DEFAULT_VALIDATION_PERCENT = 10.0
 
@@ -69,11 +70,7 @@ def load_text(
     >>> sorted(load_text(name="shakespeare").validation)
     ['the-tempest']
     """
-    if (name is None) == (source is None):
-        raise ValueError(
-            f"data needs either a name of the catalog or a source, not {'both' if name else 'neither'}: "
-            "give data.name or data.source"
-        )
+    check_origin(name, source)
     options = {
         "validation": validation,
         "validation_percent": validation_percent,
@@ -112,8 +109,7 @@ def load_source(
         ValueError: As for `load_text`.
         FileNotFoundError: As for `load_text`.
     """
-    if validation is not None and validation_percent is not None:
-        raise ValueError("data.validation and data.validation_percent exclude each other: drop one of them")
+    check_held_out(validation, validation_percent)
     percent = DEFAULT_VALIDATION_PERCENT if validation_percent is None else validation_percent
     if not 0 < percent < 100:
         raise ValueError(f"data.validation_percent must be above 0 and below 100, not {percent}: 10 holds a tenth out")

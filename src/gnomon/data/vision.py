@@ -16,6 +16,7 @@ from gnomon.data.converters import ARRAYS
 from gnomon.data.hub import is_saved_dataset
 from gnomon.data.image_processing import DEVIATION, MEAN, build_image_processor
 from gnomon.data.images import LabeledImages, decode_image, read_arrays, read_class_folders, read_image_table
+from gnomon.data.origins import check_origin, refuse_with_own_split
 from gnomon.data.rows import find_table, looks_like_a_path, open_rows, open_table, side_folders
 from gnomon.data.splitting import LeftOut, hold_out_groups
 
@@ -191,17 +192,11 @@ def load_images(
         ValueError: An option has no meaning here or is out of range, or there is nothing that can be read.
         FileNotFoundError: There is no such file, folder or data set, or it has not been fetched yet.
     """
-    if (name is None) == (source is None):
-        raise ValueError(
-            f"data needs either a name of the catalog or a source, not {'both' if name else 'neither'}: "
-            "give data.name or data.source"
-        )
+    check_origin(name, source)
     columns = {"image_column": image_column, "label_column": label_column}
     options = {"validation": validation, "validation_percent": validation_percent, "split": split, "subset": subset}
-    given = [key for key, value in {**columns, **options}.items() if value is not None]
     if name is not None:
-        if given:
-            raise ValueError(f"data.{given[0]} has no meaning here, because {name!r} comes with its own split: drop it")
+        refuse_with_own_split(name, {**columns, **options})
         find_collection(name, "images")
         train, held_out = read_arrays(collection_folder(name) / ARRAYS)
         title = describe_collection(name).split(" (")[0]
