@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -297,6 +298,19 @@ def test_a_base_with_code_in_its_weights_is_refused_and_nothing_runs(folder: Pat
     assert not (folder / "out").exists()
     torch.load(folder / "trap" / "pytorch_model.bin", weights_only=False)
     assert (folder / "sprung").exists(), "the trap is none"
+
+
+def test_a_base_of_other_shapes_than_its_config_says_is_refused(folder: Path, command: Any) -> None:
+    """A config.json of another width: one sentence, and no graft."""
+    shutil.copytree(folder / "base", folder / "unfit")
+    config = folder / "unfit" / "config.json"
+    fields = json.loads(config.read_text())
+    config.write_text(json.dumps({**fields, "vocab_size": fields["vocab_size"] + 1}))
+    result = command("graft", "unfit", "out", "--tokens", 4)
+    assert result.returncode == 2, result.stderr
+    assert "unfit have other shapes than its config.json says" in result.stderr
+    assert len([line for line in result.stderr.splitlines() if line.startswith("error:")]) == 1
+    assert not (folder / "out").exists()
 
 
 def test_a_gnomon_checkpoint_is_sent_to_grow(folder: Path, command: Any) -> None:

@@ -7,12 +7,33 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from safetensors import SafetensorError
+
 from gnomon.training.records import read_json, write_json
 
 PROGRESS_FILE = "progress.json"
 """Written last: where the stage stood, and the size of every other file."""
 
 _NAME = re.compile(r"checkpoint-(\d+)")
+
+
+@contextmanager
+def readable_weights(folder: Path) -> Iterator[None]:
+    """Tell a user, while transformers loads the weights of a folder, what is wrong with them.
+
+    Raises:
+        ValueError: They are damaged, or of other shapes than the configuration says.
+    """
+    try:
+        yield
+    except SafetensorError as error:
+        raise ValueError(f"the weights of {folder} are damaged ({error}): name another checkpoint.") from error
+    except RuntimeError as error:
+        if "ignore_mismatched_sizes" not in str(error):
+            raise
+        raise ValueError(
+            f"the weights of {folder} have other shapes than its config.json says: mend it, or name another checkpoint."
+        ) from error
 
 
 @contextmanager

@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 import transformers
-from safetensors import SafetensorError
 from torch.utils.data import Dataset
 from transformers import (
     AutoConfig,
@@ -26,6 +25,7 @@ from transformers.trainer_callback import PrinterCallback
 from gnomon.data.packing import PackedText, collate
 from gnomon.growth.graft_files import CONFIG_FILE, load_graft, read_graft
 from gnomon.models.config import GnomonConfig
+from gnomon.training.checkpoints import readable_weights
 
 GGUF = ".gguf"
 
@@ -59,14 +59,13 @@ def load_base(path: Path) -> PreTrainedModel:
     names = config.architectures or ["AutoModel"]
     architecture = getattr(transformers, names[0], transformers.AutoModel)
     try:
-        model, report = architecture.from_pretrained(path, dtype="auto", output_loading_info=True, **local)
+        with readable_weights(path):
+            model, report = architecture.from_pretrained(path, dtype="auto", output_loading_info=True, **local)
     except pickle.UnpicklingError as error:
         raise ValueError(
             f"the weights of {path} hold more than tensors, and reading the rest could run code: nothing in them was "
             "run; take a checkpoint with .safetensors files, or a .bin of tensors alone"
         ) from error
-    except SafetensorError as error:
-        raise ValueError(f"the weights of {path} are damaged ({error}): name another checkpoint.") from error
     if report["missing_keys"]:
         raise ValueError(
             f"the checkpoint {path} lacks the tensor {sorted(report['missing_keys'])[0]} "

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from transformers import PreTrainedModel, set_seed
 from transformers.utils import is_torch_bf16_gpu_available
 
 from gnomon.models import heads
 from gnomon.models.config import GnomonConfig
 from gnomon.models.multimodal import GnomonImageTextConfig
+from gnomon.training.checkpoints import readable_weights
 from gnomon.training.data_options import DataOptions
 from gnomon.training.growth import rehearse_growth
 from gnomon.training.optimization import steps_per_epoch
@@ -161,18 +161,10 @@ def load_checkpoint(folder: Path, head: str | None = None, **config_fields: Any)
         raise ValueError(f"the checkpoint {folder} holds a {wanted}, which is no model of gnomon; name another one.")
     head_class = heads.HEADS[wanted]
     model: PreTrainedModel
-    try:
+    with readable_weights(folder):
         model, report = head_class.from_pretrained(
             folder, dtype=torch.float32, local_files_only=True, output_loading_info=True, **config_fields
         )
-    except SafetensorError as error:
-        raise ValueError(f"the weights of {folder} are damaged ({error}): name another checkpoint.") from error
-    except RuntimeError as error:
-        if "ignore_mismatched_sizes" not in str(error):
-            raise
-        raise ValueError(
-            f"the weights of {folder} have other shapes than its config.json says: mend it, or name another checkpoint."
-        ) from error
     backbone = f"{head_class.base_model_prefix}."
     for problem, names in (("lacks", report["missing_keys"]), ("has an unknown", report["unexpected_keys"])):
         if wanted != own:
