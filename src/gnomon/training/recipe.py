@@ -138,7 +138,7 @@ def _check_task(recipe: Recipe) -> None:
             data.check_for(recipe.task)
         except ValueError as error:
             raise ValueError(finish(str(error))) from None
-    if recipe.task == "image-text-contrastive":
+    if entry.compares_rows:
         _check_pairs(recipe)
     if recipe.generation is not None and not entry.generates:
         raise ValueError(f"generation is given, but task {recipe.task} writes no text; remove it.")

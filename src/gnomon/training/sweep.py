@@ -97,13 +97,12 @@ def sweep(
     """
     output = Path(output)
     written = read_recipe(recipe, overrides)
-    grid = _in_first_order(grid, output) if resume else grid
+    if resume:
+        grid = _reopen(output, written, grid, bool(variants))
     planned = plan(written, grid, seeds, variants or {})
     about = {"grid": {key: list(values) for key, values in grid.items()}, "variants": dict(variants or {})}
     command = _resume_command(output, grid, seeds)
-    if resume:
-        _reopen(output, written, about)
-    else:
+    if not resume:
         refuse_existing(output)
         with publish(output) as temporary:
             write_text(temporary / "recipe.yaml", dump_yaml(written))
@@ -200,8 +199,10 @@ def _run(each: PlannedRun, folder: Path, progress: bool, title: str) -> tuple[di
     return row, result.interrupted
 
 
-def _reopen(output: Path, written: dict[str, Any], about: dict[str, Any]) -> None:
-    """Check that a sweep can be continued with this recipe and grid."""
+def _reopen(
+    output: Path, written: dict[str, Any], grid: Mapping[str, Sequence[Any]], has_variants: bool
+) -> Mapping[str, Sequence[Any]]:
+    """Check that a sweep can be continued with this recipe and grid; give its keys in the order that names runs."""
     if not (output / "sweep.json").is_file():
         raise FileNotFoundError(
             f"there is no sweep to resume in {output} (sweep.json is missing); name the sweep's folder, or leave "
@@ -213,18 +214,12 @@ def _reopen(output: Path, written: dict[str, Any], about: dict[str, Any]) -> Non
             "or name another output."
         )
     before = read_json(output / "sweep.json")
-    if set(before["grid"]) != set(about["grid"]) or bool(before["variants"]) != bool(about["variants"]):
+    if set(before["grid"]) != set(grid) or bool(before["variants"]) != has_variants:
         raise ValueError(
             f"the sweep in {output} was started over {', '.join(before['grid']) or 'no keys'}, not over "
-            f"{', '.join(about['grid']) or 'no keys'}; resume it with the same keys, or name another output."
+            f"{', '.join(grid) or 'no keys'}; resume it with the same keys, or name another output."
         )
-
-
-def _in_first_order(grid: Mapping[str, Sequence[Any]], output: Path) -> Mapping[str, Sequence[Any]]:
-    """The grid's keys in the order in which the sweep was started, which a run's name keeps to."""
-    path = output / "sweep.json"
-    first = list(read_json(path)["grid"]) if path.is_file() else []
-    return {key: grid[key] for key in sorted(grid, key=_order(first))}
+    return {key: grid[key] for key in before["grid"]}
 
 
 def _order(names: list[str]) -> Any:

@@ -20,6 +20,7 @@ class TaskEntry:
         reads: Further keys of `data` that it understands, beside those that say where the data are.
         uses_tokenizer: Whether it reads text.
         generates: Whether its models write, so that a recipe may say how.
+        compares_rows: Whether the rows of a batch are told from one another: there are two at least, none mixed of two.
     """
 
     module: str
@@ -28,6 +29,7 @@ class TaskEntry:
     reads: tuple[str, ...] = ()
     uses_tokenizer: bool = True
     generates: bool = False
+    compares_rows: bool = False
 
 
 SOUND_KEYS = ("audio_column", "group_column", "sampling_rate", "longest_seconds", "spec_augment")
@@ -96,6 +98,7 @@ TASKS: dict[str, TaskEntry] = {
         module="gnomon.training.tasks.image_text",
         head="GnomonForImageTextContrastive",
         reads=("text_column", "artist", "sequence_length", *IMAGE_KEYS),
+        compares_rows=True,
     ),
 }
 """Every task by its name in a recipe."""
